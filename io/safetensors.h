@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Read access to a checkpoint folder: model.safetensors, or model.safetensors.index.json and its
+// shards. Headers are parsed and checked at once (sizes, offsets, overlaps, truncation); data is
+// mapped and read when asked for.
+#pragma once
+
+#include "kernels/dtype.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+struct Tensor {
+    std::string name;
+    Dtype dtype = Dtype::f32;
+    std::vector<int64_t> shape;
+    std::span<const std::byte> bytes;  // in the mapping, valid while the Checkpoint lives
+    size_t file = 0;                   // index into Checkpoint::files()
+
+    int64_t elements() const;
+    std::string describe() const;  // "BF16 [256, 512]", for messages
+};
+
+class Checkpoint {
+  public:
+    // Throws Error{input} naming file, tensor, expected and found; Error{io} where reading fails.
+    explicit Checkpoint(const std::filesystem::path& folder);
+    ~Checkpoint();
+    Checkpoint(Checkpoint&&) noexcept;
+    Checkpoint& operator=(Checkpoint&&) noexcept;
+
+    const Tensor* find(const std::string& name) const;  // nullptr: absent
+    const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+    const std::vector<std::filesystem::path>& files() const { return files_; }
+    const std::filesystem::path& folder() const { return folder_; }
+    // Hex digest of every header and file size and of the first 4 KiB of each tensor: names a
+    // checkpoint in provenance and fingerprints. Not cryptographic; hundreds of GB are not read.
+    std::string digest() const;
+
+  private:
+    struct Mapping;
+    std::filesystem::path folder_;
+    std::vector<std::filesystem::path> files_;
+    std::vector<std::unique_ptr<Mapping>> mappings_;
+    std::map<std::string, Tensor> tensors_;
+};
+
+}  // namespace quadrille

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicator: the ranks that hold one copy of the model. Everything is in rank order and exact:
+// no collective rounds. SelfComm (one rank), MpiComm (host memory), NcclComm (device memory).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+class Communicator {
+  public:
+    virtual ~Communicator() = default;
+
+    virtual std::string name() const = 0;  // "self", "mpi", "nccl"
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+
+    // ---- backend memory, in stream order --------------------------------------------------------
+    // out (size, bytes): part r is rank r's `in`. `in` may be its own part of `out`.
+    virtual void all_gather(void* out, const void* in, int64_t bytes) = 0;
+    // out (size, bytes): part r is the part rank r holds for us; in (size, bytes).
+    virtual void all_to_all(void* out, const void* in, int64_t bytes) = 0;
+
+    // ---- host memory, blocking ------------------------------------------------------------------
+    virtual void broadcast_host(void* data, int64_t bytes, int root) = 0;
+    virtual void all_gather_host(void* out, const void* in, int64_t bytes) = 0;
+    virtual int64_t max_host(int64_t value) = 0;
+    virtual void barrier() = 0;
+};
+
+std::unique_ptr<Communicator> make_self_comm();
+
+}  // namespace quadrille
