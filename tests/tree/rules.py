@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of docs/design.md §1 and CONTRIBUTING.md that need no compiler, as TAP, one point a rule.
+
+rules.py [ROOT]: each rule is a function (files) -> list of complaints, files being {path: text} of
+the sources below ROOT. rules_selftest.py plants violations to see that every rule notices its own.
+"""
+import os
+import re
+import subprocess
+import sys
+
+CODE = (".h", ".cpp", ".c", ".cu", ".cuh")
+SOURCES = CODE + (".py", ".sh", ".sbatch", ".build", ".md", ".txt")
+LAYERS = ["kernels", "io", "runtime", "drafter", "jobs"]  # each may use those before it
+
+# Foreign header -> where it may be included (full-match patterns of paths).
+FOREIGN = {
+    "mpi.h": [r"runtime/mpi\.(h|cpp)", r"runtime/comm_mpi\.cpp", r"tests/support/\w*main\w*\.cpp"],
+    "nccl.h": [r"runtime/comm_nccl\.cpp"],
+    "hdf5.h": [r"io/h5\w*\.(h|cpp)"],
+    "cuda_runtime.h": [r"kernels/cuda/.*", r"runtime/comm_nccl\.cpp"],
+}
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+
+
+def top(path):
+    return path.split("/", 1)[0]
+
+
+def included(text):
+    """(line number, quote, name) of every include."""
+    for m in INCLUDE.finditer(text):
+        yield text.count("\n", 0, m.start()) + 1, m.group(1), m.group(2)
+
+
+def foreign_headers(files):
+    for path, text in files.items():
+        if not path.endswith(CODE):
+            continue
+        for line, _, name in included(text):
+            allowed = FOREIGN.get(os.path.basename(name) if "/" in name else name)
+            if allowed and not any(re.fullmatch(p, path) for p in allowed):
+                yield f"{path}:{line}: {name} may not be included here"
+
+
+def no_upward_include(files):
+    for path, text in files.items():
+        folder = top(path)
+        if folder not in LAYERS or not path.endswith(CODE):
+            continue
+        allowed = LAYERS[:LAYERS.index(folder) + 1]
+        for line, quote, name in included(text):
+            if quote == '"' and top(name) not in allowed:
+                yield f"{path}:{line}: {folder}/ may not include {name}"
+
+
+def includes_from_root(files):
+    for path, text in files.items():
+        if not path.endswith(CODE):
+            continue
+        for line, quote, name in included(text):
+            if quote == '"' and name not in files:
+                yield f"{path}:{line}: {name} is no path from the root"
+
+
+def backends_are_private(files):
+    """Above kernels/ compute is reached through kernels/backend.h only."""
+    for path, text in files.items():
+        if top(path) in ("kernels", "tests") or path == "runtime/comm_nccl.cpp":
+            continue
+        for line, _, name in included(text):
+            if name.startswith(("kernels/cpu/", "kernels/cuda/", "kernels/check/")):
+                yield f"{path}:{line}: {name} is private to kernels/"
+
+
+def length(files):
+    for path, text in files.items():
+        if path.endswith(CODE + (".py", ".sh")):
+            limit = 800 if top(path) == "kernels" else 600
+            lines = text.count("\n")
+            if lines > limit:
+                yield f"{path}: {lines} lines, at most {limit}"
+
+
+def licence_line(files):
+    for path, text in files.items():
+        if path.endswith(CODE + (".py", ".sh", ".sbatch")):
+            head = text.split("\n", 2)
+            line = head[1] if head[0].startswith("#!") and len(head) > 1 else head[0]
+            if not line.endswith("SPDX-License-Identifier: Apache-2.0"):
+                yield f"{path}: no SPDX line at the top"
+
+
+def pragma_once(files):
+    for path, text in files.items():
+        if path.endswith((".h", ".cuh")) and not re.search(r"^#pragma once$", text, re.M):
+            yield f"{path}: no #pragma once"
+
+
+# Written in pieces, so that this file passes its own rules.
+PLACES = re.compile(r"(?<![\w./$}-])/(?:" + "|".join(["work", "root", "home", "farm"]) + r")\b/?")
+WORDS = re.compile("|".join([
+    r"\.libra" r"ry/", r"\bthis ses" r"sion\b", r"\bthe device to" r"ol\b", r"\bwork" r"place\b",
+    r"\bFIX" r"ME\b", r"\bXX" r"X\b", r"\bTO" r"DO\b(?!\s*\(#\d+\))", r"\bas an A" r"I\b", r"\bchat" r"gpt\b",
+    r"\bcla" r"ude\b", r"\bpy" r"pi\.org", r"pythonho" r"sted\.org", r"\bdeb\.deb" r"ian\.org",
+    r"archive\.ub" r"untu\.com", r"\bissue #?\d+\b"]), re.I)
+
+
+def no_machine_paths(files):
+    for path, text in files.items():
+        for number, line in enumerate(text.split("\n"), 1):
+            if PLACES.search(line):
+                yield f"{path}:{number}: a path of one machine: {line.strip()[:80]}"
+
+
+def no_stray_words(files):
+    for path, text in files.items():
+        for number, line in enumerate(text.split("\n"), 1):
+            found = WORDS.search(line)
+            if found:
+                yield f"{path}:{number}: '{found.group(0)}' does not belong here"
+
+
+RULES = [foreign_headers, no_upward_include, includes_from_root, backends_are_private, length,
+         licence_line, pragma_once, no_machine_paths, no_stray_words]
+
+
+def list_files(root):
+    git = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                         capture_output=True, check=False)
+    if git.returncode == 0 and git.stdout:
+        return sorted(set(git.stdout.decode().split("\0")) - {""})
+    found = []
+    for folder, inner, names in os.walk(root):  # a source archive: no git
+        inner[:] = [d for d in inner if not d.startswith(("build", "."))]
+        found += [os.path.relpath(os.path.join(folder, n), root) for n in names]
+    return sorted(found)
+
+
+def read_tree(root):
+    files = {}
+    for path in list_files(root):
+        if path.endswith(SOURCES) and os.path.isfile(os.path.join(root, path)):
+            if top(path) == "tests" and path.startswith("tests/data/"):
+                continue
+            with open(os.path.join(root, path), encoding="utf-8") as f:
+                files[path] = f.read()
+    return files
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "..")
+    files = read_tree(root)
+    print(f"1..{len(RULES) + 1}")
+    print("ok 1 - found sources" if len(files) > 10 else "not ok 1 - found sources")
+    for number, rule in enumerate(RULES, 2):
+        complaints = list(rule(files))
+        for c in complaints:
+            print("#", c)
+        print("not ok" if complaints else "ok", number, "-", rule.__name__)
+
+
+if __name__ == "__main__":
+    main()

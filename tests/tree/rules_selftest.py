@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Plants one violation of each rule of rules.py in an otherwise clean tree; TAP, one point a plant."""
+import os
+import subprocess
+import sys
+import tempfile
+
+import rules
+
+SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
+CLEAN = {
+    "kernels/view.h": SPDX + "#pragma once\n",
+    "kernels/cpu/gemm.cpp": SPDX + '#include "kernels/view.h"\n#include <vector>\n',
+    "io/h5.cpp": SPDX + '#include <hdf5.h>\n',
+    "runtime/mpi.cpp": SPDX + '#include "kernels/view.h"\n#include <mpi.h>\n',
+    "runtime/comm_nccl.cpp": SPDX + "#include <nccl.h>\n#include <cuda_runtime.h>\n",
+    "tests/kernels/view_test.cpp": SPDX + '#include "kernels/view.h"\n',
+    "tools/run.sh": "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\nls /usr/local ../shared\n",
+}
+PLANTS = [  # rule, path, text
+    ("foreign_headers", "runtime/engine.cpp", SPDX + "#include <mpi.h>\n"),
+    ("foreign_headers", "tests/io/x_test.cpp", SPDX + "#  include <hdf5.h>\n"),
+    ("foreign_headers", "runtime/comm_self.cpp", SPDX + '#include <nccl.h>\n'),
+    ("foreign_headers", "kernels/cpu/add.cpp", SPDX + "#include <cuda_runtime.h>\n"),
+    ("no_upward_include", "kernels/up.cpp", SPDX + '#include "io/h5.cpp"\n'),
+    ("no_upward_include", "runtime/up.cpp", SPDX + '#include "tests/kernels/view_test.cpp"\n'),
+    ("includes_from_root", "kernels/near.cpp", SPDX + '#include "view.h"\n'),
+    ("backends_are_private", "jobs/peek.cpp", SPDX + '#include "kernels/cpu/gemm.cpp"\n'),
+    ("length", "io/long.cpp", SPDX + "int x;\n" * 600),
+    ("length", "kernels/cuda/long.cu", SPDX + "int x;\n" * 800),
+    ("licence_line", "jobs/bare.cpp", "int main() {}\n"),
+    ("licence_line", "tools/bare.py", "#!/usr/bin/env python3\nprint()\n"),
+    ("pragma_once", "io/twice.h", SPDX + "struct A {};\n"),
+    ("no_machine_paths", "tools/here.sh", "# SPDX-License-Identifier: Apache-2.0\ncd /wo" "rk/x\n"),
+    ("no_machine_paths", "README.md", "see `/ho" "me/me/x`\n"),
+    ("no_stray_words", "io/later.cpp", SPDX + "// TO" "DO: later\n"),
+    ("no_stray_words", "README.md", "as issue " "12 says\n"),
+]
+
+
+def complaints(files):
+    return {rule.__name__: list(rule(files)) for rule in rules.RULES}
+
+
+def main():
+    points = [("a clean tree passes", not any(complaints(CLEAN).values()))]
+    for name, path, text in PLANTS:
+        found = complaints({**CLEAN, path: text})
+        points.append((f"{name} sees {path}", len(found[name]) == 1 and path in found[name][0]))
+    # Through files and the command line: what a walk reads is what the rules judge.
+    with tempfile.TemporaryDirectory() as root:
+        for path, text in {**CLEAN, "io/up.cpp": SPDX + '#include "runtime/mpi.cpp"\n'}.items():
+            os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+            with open(os.path.join(root, path), "w", encoding="utf-8") as f:
+                f.write(text)
+        run = subprocess.run([sys.executable, rules.__file__, root], capture_output=True, text=True, check=False)
+        points.append(("the script reports a planted file",
+                       "not ok 3 - no_upward_include" in run.stdout and "# io/up.cpp:2:" in run.stdout
+                       and run.stdout.count("\nnot ok") == 1 + (len(CLEAN) + 1 <= 10)))
+    print(f"1..{len(points)}")
+    for number, (claim, holds) in enumerate(points, 1):
+        print("ok" if holds else "not ok", number, "-", claim)
+
+
+if __name__ == "__main__":
+    main()
