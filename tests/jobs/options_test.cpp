@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line: defaults, every check of every option, environment against flags.
+#include "jobs/options.h"
+
+#include "kernels/check.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+using Words = std::vector<std::string>;
+constexpr std::array<std::string_view, 4> kAll = {"generate", "inspect", "pack", "unpack"};
+
+Command parse(const Words& arguments, const Words& environment = {}) {
+    return parse_command({arguments, environment}, kAll);
+}
+
+Words generate_with(const Words& more) {
+    Words all = {"generate", "--target", "T", "--prompts", "p.h5", "--out", "g.h5"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+GenerateOptions generate(const Words& more, const Words& environment = {}) {
+    return std::get<GenerateOptions>(parse(generate_with(more), environment));
+}
+
+// The message of the usage error that these arguments must end in.
+std::string usage_error(const Words& arguments, const Words& environment = {}) {
+    try {
+        parse(arguments, environment);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        return error.what();
+    }
+    ADD_FAILURE() << "accepted";
+    return {};
+}
+
+TEST(Options, GenerateHasTheDocumentedDefaults) {
+    const GenerateOptions options = generate({});
+    EXPECT_EQ(options.target, "T");
+    EXPECT_EQ(options.draft, "none");
+    EXPECT_EQ(options.k, 0);
+    EXPECT_EQ(options.prompts, Words{"p.h5"});
+    EXPECT_EQ(options.out, "g.h5");
+    EXPECT_EQ(options.record.max_new_tokens, 256);
+    EXPECT_EQ(options.record.temperature, 0.0);
+    EXPECT_EQ(options.max_context, 0);
+    EXPECT_EQ(options.seed, 0u);
+    EXPECT_EQ(options.limit, 0);
+    EXPECT_EQ(options.max_seqs, 16);
+    EXPECT_EQ(options.max_batched_tokens, 7168);
+    EXPECT_EQ(options.tp, 0);
+    EXPECT_EQ(options.backend, "auto");
+    EXPECT_EQ(options.comm, "auto");
+    EXPECT_EQ(options.output_exists, OutputExists::fail);
+    EXPECT_FALSE(options.record.ignore_eos || options.no_text || options.strict ||
+                 options.fail_on_error || options.eager || options.dry_run);
+    EXPECT_EQ(options.command_line, "quadrille generate --target T --prompts p.h5 --out g.h5");
+}
+
+TEST(Options, GenerateTakesEveryFlag) {
+    const GenerateOptions options = generate({"--draft=D",
+                                              "--k",
+                                              "3",
+                                              "--max-new-tokens",
+                                              "7",
+                                              "--max-context",
+                                              "99",
+                                              "--seed",
+                                              "18446744073709551615",
+                                              "--ignore-eos",
+                                              "--limit",
+                                              "5",
+                                              "--no-text",
+                                              "--strict",
+                                              "--fail-on-error",
+                                              "--max-seqs",
+                                              "4",
+                                              "--max-batched-tokens",
+                                              "200",
+                                              "--tp",
+                                              "2",
+                                              "--backend",
+                                              "cpu",
+                                              "--comm",
+                                              "mpi",
+                                              "--eager",
+                                              "--output-exists",
+                                              "overwrite",
+                                              "--dry-run"});
+    EXPECT_EQ(options.draft, "D");
+    EXPECT_EQ(options.k, 3);
+    EXPECT_EQ(options.record.max_new_tokens, 7);
+    EXPECT_EQ(options.max_context, 99);
+    EXPECT_EQ(options.seed, 18446744073709551615u);
+    EXPECT_EQ(options.limit, 5);
+    EXPECT_EQ(options.max_seqs, 4);
+    EXPECT_EQ(options.max_batched_tokens, 192);  // whole blocks of 64
+    EXPECT_EQ(options.tp, 2);
+    EXPECT_EQ(options.backend, "cpu");
+    EXPECT_EQ(options.comm, "mpi");
+    EXPECT_EQ(options.output_exists, OutputExists::overwrite);
+    EXPECT_TRUE(options.record.ignore_eos && options.no_text && options.strict &&
+                options.fail_on_error && options.eager && options.dry_run);
+}
+
+TEST(Options, SeveralPromptFilesKeepTheirOrder) {
+    const auto options = std::get<GenerateOptions>(
+        parse({"generate", "--prompts", "b", "a", "--target", "T", "--out", "o"}));
+    EXPECT_EQ(options.prompts, (Words{"b", "a"}));
+}
+
+TEST(Options, DraftsPerStepDefaultToTwoWithADrafter) {
+    EXPECT_EQ(generate({"--draft", "D"}).k, 2);
+    EXPECT_EQ(generate({"--draft", "D", "--k", "0"}).k, 0);
+}
+
+TEST(Options, EnvironmentFillsOptionsAndFlagsWin) {
+    const Words environment = {"EXL3_MODEL=M",   "DFLASH_DRAFT=D",
+                               "DFLASH_K=5",     "MAX_NUM_BATCHED_TOKENS=130",
+                               "MAX_NUM_SEQS=3", "CUDA_GRAPHS=0"};
+    const auto filled =
+        std::get<GenerateOptions>(parse({"generate", "--prompts", "p", "--out", "o"}, environment));
+    EXPECT_EQ(filled.target, "M");
+    EXPECT_EQ(filled.draft, "D");
+    EXPECT_EQ(filled.k, 5);
+    EXPECT_EQ(filled.max_batched_tokens, 128);
+    EXPECT_EQ(filled.max_seqs, 3);
+    EXPECT_TRUE(filled.eager);
+    EXPECT_EQ(filled.command_line, "quadrille generate --prompts p --out o");
+
+    const GenerateOptions given =
+        generate({"--draft", "none", "--k=0", "--max-seqs=7"}, environment);
+    EXPECT_EQ(given.target, "T");
+    EXPECT_EQ(given.draft, "none");
+    EXPECT_EQ(given.k, 0);
+    EXPECT_EQ(given.max_seqs, 7);
+}
+
+TEST(Options, EnvironmentOfNoUseIsLeftAlone) {
+    EXPECT_EQ(generate({}, {"MAX_NUM_SEQS=", "EXL3_MODEL="}).max_seqs, 16);
+    EXPECT_EQ(generate({"--max-seqs", "2"}, {"MAX_NUM_SEQS=abc"}).max_seqs, 2);
+    EXPECT_FALSE(generate({}, {"CUDA_GRAPHS=1"}).eager);
+    EXPECT_NO_THROW(parse({"inspect", "f"}, {"MAX_NUM_SEQS=abc", "CUDA_GRAPHS=x"}));
+}
+
+struct Bad {
+    Words more;
+    const char* message;
+    Words environment = {};
+};
+
+class BadValue : public testing::TestWithParam<Bad> {};
+
+TEST_P(BadValue, NamesFlagExpectedAndFound) {
+    const std::string message = usage_error(generate_with(GetParam().more), GetParam().environment);
+    EXPECT_EQ(message.find(GetParam().message), 0u) << message;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, BadValue,
+    testing::Values(
+        Bad{{"--k", "8"}, "--k: expected an integer from 0 to 7, found '8'"},
+        Bad{{"--k", "-1"}, "--k: expected an integer from 0 to 7, found '-1'"},
+        Bad{{"--k", "2"}, "--k: expected 0 without a drafter (--draft none), found 2"},
+        Bad{{"--max-new-tokens", "0"}, "--max-new-tokens: expected an integer from 1 to"},
+        Bad{{"--max-new-tokens", "12x"}, "--max-new-tokens: expected an integer from 1 to"},
+        Bad{{"--max-new-tokens", "1e3"}, "--max-new-tokens: expected an integer from 1 to"},
+        Bad{{"--max-new-tokens", "99999999999999999999"}, "--max-new-tokens: expected"},
+        Bad{{"--max-context", "1"}, "--max-context: expected an integer from 2 to"},
+        Bad{{"--seed", "-1"}, "--seed: expected an integer from 0 to 2^64 - 1, found '-1'"},
+        Bad{{"--seed", "18446744073709551616"}, "--seed: expected an integer from 0 to"},
+        Bad{{"--limit", "0"}, "--limit: expected an integer of at least 1, found '0'"},
+        Bad{{"--max-seqs", ""}, "--max-seqs: expected an integer from 1 to 4096, found ''"},
+        Bad{{"--max-seqs", "4097"}, "--max-seqs: expected an integer from 1 to 4096"},
+        Bad{{"--max-batched-tokens", "63"}, "--max-batched-tokens: expected an integer from 64"},
+        Bad{{"--tp", "0"}, "--tp: expected an integer of at least 1, found '0'"},
+        Bad{{"--backend", "gpu"}, "--backend: expected auto or cpu, found 'gpu'"},
+        Bad{{"--comm", "tcp"}, "--comm: expected auto or mpi, found 'tcp'"},
+        Bad{{"--output-exists", "ask"}, "--output-exists: expected fail or overwrite, found 'ask'"},
+        Bad{{"--draft", ""}, "--draft: expected a drafter's folder or none, found an empty name"},
+        Bad{{"--nonsense"}, "unknown argument '--nonsense'"}, Bad{{"--seed"}, "--seed: 1 required"},
+        Bad{{"--seed", "1", "--seed", "2"}, "--seed: "},
+        Bad{{}, "MAX_NUM_SEQS: expected an integer from 1 to 4096, found '0'", {"MAX_NUM_SEQS=0"}},
+        Bad{{}, "DFLASH_K: expected an integer from 0 to 7, found 'x'", {"DFLASH_K=x"}},
+        Bad{{}, "CUDA_GRAPHS: expected 0 or 1, found 'yes'", {"CUDA_GRAPHS=yes"}}));
+
+TEST(Options, MissingOnesAreNamed) {
+    EXPECT_EQ(usage_error({"generate"}),
+              "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
+    EXPECT_EQ(usage_error({"generate", "--target", "T"}),
+              "--prompts: expected at least one prompts file, found nothing");
+    EXPECT_EQ(usage_error({"pack", "a.txt"}), "--out: expected an output file, found nothing");
+    EXPECT_EQ(usage_error({"inspect"}),
+              "inspect: expected at least one file or folder, found nothing");
+    EXPECT_EQ(usage_error({"unpack"}),
+              "unpack: expected at least one generations file, found nothing");
+}
+
+TEST(Options, UnknownSubcommandsAreNamed) {
+    EXPECT_EQ(usage_error({"generat"}), "unknown subcommand 'generat' (see quadrille --help)");
+    EXPECT_EQ(usage_error({"--frob"}), "unknown subcommand '--frob' (see quadrille --help)");
+}
+
+TEST(Options, OnlyOfferedSubcommandsExist) {
+    constexpr std::array<std::string_view, 1> only = {"inspect"};
+    EXPECT_THROW(parse_command({{"pack", "x", "--out", "y"}, {}}, only), Error);
+    EXPECT_NO_THROW(parse_command({{"inspect", "x"}, {}}, only));
+}
+
+TEST(Options, OtherJobsTakeTheirFlags) {
+    const auto inspect = std::get<InspectOptions>(parse({"inspect", "a", "b", "--limit", "0"}));
+    EXPECT_EQ(inspect.paths, (Words{"a", "b"}));
+    EXPECT_EQ(inspect.limit, 0);
+    const auto pack = std::get<PackOptions>(
+        parse({"pack", "a", "--out", "o", "--format", "jsonl"}, {"EXL3_MODEL=M"}));
+    EXPECT_EQ(pack.inputs, Words{"a"});
+    EXPECT_EQ(pack.out, "o");
+    EXPECT_EQ(pack.target, "M");
+    EXPECT_EQ(pack.format, "jsonl");
+    const auto unpack = std::get<UnpackOptions>(parse({"unpack", "a"}));
+    EXPECT_EQ(unpack.out, "-");
+}
+
+TEST(Options, NoArgumentsShowHelpAsAnError) {
+    const auto text = std::get<ShowText>(parse({}));
+    EXPECT_EQ(text.code, 2);
+    EXPECT_NE(text.text.find("generate"), std::string::npos);
+}
+
+TEST(Options, VersionNamesTheProgram) {
+    const auto text = std::get<ShowText>(parse({"--version"}));
+    EXPECT_EQ(text.code, 0);
+    EXPECT_EQ(text.text.find("quadrille 0."), 0u);
+}
+
+TEST(Options, HelpFitsAScreen) {
+    for (const char* command : {"generate", "inspect", "pack", "unpack"}) {
+        const auto text = std::get<ShowText>(parse({command, "--help"}));
+        EXPECT_EQ(text.code, 0);
+        EXPECT_LE(std::ranges::count(text.text, '\n'), 32) << text.text;
+        size_t column = 0;
+        for (const char letter : text.text) {
+            column = letter == '\n' ? 0 : column + 1;
+            ASSERT_LE(column, 79u) << text.text;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace quadrille
