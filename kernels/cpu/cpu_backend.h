@@ -4,7 +4,9 @@
 #pragma once
 
 #include "kernels/backend.h"
+#include "kernels/cpu/paths.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +15,8 @@ namespace quadrille::cpu {
 
 class CpuBackend final : public Backend {
   public:
+    explicit CpuBackend(Isa isa = detect_isa());
+
     std::string name() const override { return "cpu"; }
     std::string device() const override;
 
@@ -93,9 +97,40 @@ class CpuBackend final : public Backend {
                    const int32_t* anchor) override;
 
   private:
-    // Scratch that only grows: after the largest pass no op allocates.
+    // Buffers of the ops; two that are alive at once have different names.
+    enum Scratch : size_t {
+        kRotatedScratch,  // linear: rotated inputs
+        kBlockScratch,    //         products of a block of outputs
+        kNativeScratch,   //         weights as fp32
+        kSegmentScratch,  //         products of the segments
+        kRouteScratch,
+        kHiddenScratch,  // moe: activations of every pair
+        kUpScratch,      //      one expert's up
+        kGatherScratch,  //      one expert's rows
+        kPairScratch,    //      products by pair
+        kMoeScratch,     //      sums of the segments
+        kScratchCount = 24
+    };
+
+    // linear.cpp: out (m, n) = the product of one segment of `weight`, without bias; in (m, k).
+    void segment_product(View<float> out, View<const float> in, const Matrix& weight,
+                         int32_t segment);
+    // moe.cpp
+    struct MoePass;
+    void moe_rows(View<float> out, MoePass& pass);
+    void moe_hidden(const MoePass& pass);
+    void moe_segment(float* sums, const MoePass& pass, int32_t segment);
+    void gated(View<float> out, View<const float> in, const Mlp& mlp, float limit);
+    void group_pairs(View<const int32_t> ids, int32_t experts);
+
+    // Scratch that only grows, 64-byte aligned: after the largest pass no op allocates.
     float* scratch(size_t which, int64_t floats);
-    std::vector<std::vector<float>> scratch_ = std::vector<std::vector<float>>(8);
+    std::vector<std::vector<float>> scratch_ = std::vector<std::vector<float>>(kScratchCount);
+
+    const Paths* paths_;
+    std::array<std::vector<float>, 3> codebooks_;  // (65536) each, by Codebook
+    std::vector<int64_t> moe_begin_;               // (experts + 1) into moe_pairs_
+    std::vector<int32_t> moe_pairs_;               // row * topk + slot, grouped by expert
 };
 
 }  // namespace quadrille::cpu
