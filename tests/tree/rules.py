@@ -18,7 +18,7 @@ LAYERS = ["kernels", "io", "runtime", "drafter", "jobs"]  # each may use those b
 FOREIGN = {
     "mpi.h": [r"runtime/mpi\.(h|cpp)", r"runtime/comm_mpi\.cpp", r"tests/support/\w*main\w*\.cpp"],
     "nccl.h": [r"runtime/comm_nccl\.cpp"],
-    "hdf5.h": [r"io/h5\w*\.(h|cpp)"],
+    "hdf5.h": [r"io/h5\w*\.(h|cpp)", r"tests/support/golden\.cpp"],
     "cuda_runtime.h": [r"kernels/cuda/.*", r"runtime/comm_nccl\.cpp"],
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
