@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/fatal.h"
+
+#include "runtime/agree.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <unistd.h>
+
+namespace quadrille {
+namespace {
+
+constexpr std::chrono::seconds kHookTime{10};
+
+// std::terminate has no argument: the one pointer that must be reachable without an object.
+std::atomic<Fatal*> active{nullptr};
+
+[[noreturn]] void wait_for_the_end() {
+    while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+void terminate_handler() {
+    Fatal* const fatal = active.load();
+    if (fatal == nullptr) std::abort();
+    std::exception_ptr exception = std::current_exception();
+    if (!exception) {
+        exception = std::make_exception_ptr(
+            Error(ErrorKind::internal, "std::terminate without an exception"));
+    }
+    fatal->end(exception);
+}
+
+// One write, so that lines of several ranks do not mix.
+void print_line(const std::string& line) noexcept {
+    size_t done = 0;
+    while (done < line.size()) {
+        const ssize_t count = write(STDERR_FILENO, line.data() + done, line.size() - done);
+        if (count <= 0) return;
+        done += static_cast<size_t>(count);
+    }
+}
+
+std::string_view file_name(const char* path) {
+    const std::string_view whole = path;
+    const size_t slash = whole.rfind('/');
+    return slash == std::string_view::npos ? whole : whole.substr(slash + 1);
+}
+
+}  // namespace
+
+Fatal::Fatal(Rank rank, const Position& position, void (*abort)(int) noexcept)
+    : rank_(std::move(rank)), position_(position), abort_(abort) {
+    require(active.exchange(this) == nullptr, "one Fatal at a time");
+    previous_ = std::set_terminate(terminate_handler);
+}
+
+Fatal::~Fatal() {
+    std::set_terminate(previous_);
+    active.store(nullptr);
+}
+
+void Fatal::end(std::exception_ptr exception) noexcept {
+    end(as_error(std::move(exception)));
+}
+
+void Fatal::end(const Error& error) noexcept {
+    thread_local bool ending_here = false;
+    if (ending_here) {  // an exception on the way out
+        abort_(error.exit_code());
+        std::_Exit(error.exit_code());
+    }
+    if (ending_.test_and_set()) wait_for_the_end();
+    ending_here = true;
+    try {
+        print_line(fmt::format("[rank {}/{} {}] {} error: {} ({}:{}) at {}\n", rank_.rank,
+                               rank_.size, rank_.host, name(error.kind()), error.what(),
+                               file_name(error.where().file_name()), error.where().line(),
+                               position_.text()));
+    } catch (...) {
+        print_line("fatal error, and no memory left to name it\n");
+    }
+    if (std::this_thread::get_id() == main_thread_) run_hooks();
+    abort_(error.exit_code());
+    std::_Exit(error.exit_code());
+}
+
+void Fatal::run_hooks() noexcept {
+    try {
+        // A hook may hang (a file system that is gone): the end does not wait for it for ever.
+        // The thread is never joined, this process ends with it.
+        std::thread([] {
+            std::this_thread::sleep_for(kHookTime);
+            Fatal* const fatal = active.load();
+            if (fatal != nullptr) fatal->abort_(static_cast<int>(ErrorKind::io));
+        }).detach();
+    } catch (...) {
+        return;  // no guard, no hooks
+    }
+    for (auto hook = hooks_.rbegin(); hook != hooks_.rend(); ++hook) {
+        try {
+            (*hook)();
+        } catch (const std::exception& error) {
+            print_line(fmt::format("[rank {}/{} {}] while ending: {}\n", rank_.rank, rank_.size,
+                                   rank_.host, error.what()));
+        } catch (...) {
+            print_line("while ending: an unknown exception\n");
+        }
+    }
+}
+
+}  // namespace quadrille

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace quadrille {
+namespace {
+
+constexpr std::chrono::milliseconds kBarInterval{100};
+constexpr std::chrono::seconds kLineInterval{10};
+constexpr int64_t kWidestBar = 30;
+
+int64_t columns_of(std::FILE* file) {
+    winsize size{};
+    if (ioctl(fileno(file), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+    return size.ws_col;
+}
+
+// "12/100 records, 345 tokens/s, accept length 1.92, 1 min 05 s left"
+std::string describe(const Progress& now, const Progress& first, double seconds) {
+    std::string text = fmt::format("{}/{} records", now.done, now.total);
+    if (seconds > 0.0 && now.tokens > first.tokens) {
+        text += fmt::format(", {}",
+                            format_rate(static_cast<double>(now.tokens - first.tokens) / seconds));
+    }
+    if (now.accept_length > 0.0) text += fmt::format(", accept length {:.2f}", now.accept_length);
+    if (seconds > 0.0 && now.done > first.done && now.done < now.total) {
+        const double left = seconds * static_cast<double>(now.total - now.done) /
+                            static_cast<double>(now.done - first.done);
+        if (left < 1e8) {
+            text += fmt::format(", {} left",
+                                format_duration(std::chrono::seconds(static_cast<int64_t>(left))));
+        }
+    }
+    return text;
+}
+
+std::string bar_of(const Progress& progress, int64_t width) {
+    const int64_t filled =
+        progress.total > 0 ? std::clamp<int64_t>(width * progress.done / progress.total, 0, width)
+                           : width;
+    std::string bar = "[";
+    bar.append(static_cast<size_t>(filled), '=');
+    bar.append(static_cast<size_t>(width - filled), ' ');
+    return bar + "] ";
+}
+
+}  // namespace
+
+std::string format_duration(std::chrono::seconds time) {
+    const int64_t seconds = std::max<int64_t>(time.count(), 0);
+    if (seconds < 60) return fmt::format("{} s", seconds);
+    if (seconds < 3600) return fmt::format("{} min {:02} s", seconds / 60, seconds % 60);
+    return fmt::format("{} h {:02} min", seconds / 3600, seconds / 60 % 60);
+}
+
+std::string format_rate(double per_second) {
+    return per_second < 10.0 ? fmt::format("{:.1f} tokens/s", per_second)
+                             : fmt::format("{:.0f} tokens/s", per_second);
+}
+
+Log::Log(bool shown, std::FILE* to) : shown_(shown), to_(to), terminal_(isatty(fileno(to)) == 1) {}
+
+Log::~Log() {
+    if (bar_on_line_) std::fputc('\n', to_);
+}
+
+void Log::clear_bar() {
+    if (bar_on_line_) std::fputs("\r\x1b[K", to_);
+    bar_on_line_ = false;
+}
+
+void Log::notice(std::string_view text) {
+    if (!shown_) return;
+    const bool redraw = bar_on_line_;
+    clear_bar();
+    fmt::print(to_, "quadrille: {}\n", text);
+    if (redraw) {
+        std::fputs(bar_.c_str(), to_);
+        bar_on_line_ = true;
+    }
+    std::fflush(to_);
+}
+
+void Log::progress(const Progress& progress, Clock::time_point now) {
+    if (!shown_) return;
+    if (!started_) {
+        started_ = true;
+        first_ = progress;
+        start_ = last_ = now;
+        if (!terminal_) return;  // nothing to tell yet
+    } else if (now - last_ < (terminal_ ? Clock::duration(kBarInterval) : kLineInterval)) {
+        return;
+    }
+    print(progress, now);
+}
+
+void Log::finish(const Progress& progress, Clock::time_point now) {
+    if (!shown_) return;
+    print(progress, now);
+    if (bar_on_line_) std::fputc('\n', to_);
+    bar_on_line_ = false;
+    std::fflush(to_);
+}
+
+void Log::print(const Progress& progress, Clock::time_point now) {
+    last_ = now;
+    const double seconds = started_ ? std::chrono::duration<double>(now - start_).count() : 0.0;
+    const std::string text = describe(progress, first_, seconds);
+    if (!terminal_) {
+        fmt::print(to_, "quadrille: {}\n", text);
+        std::fflush(to_);
+        return;
+    }
+    // The line must not wrap, or "\r" no longer returns to its start.
+    const int64_t room = columns_of(to_) - 1;
+    const int64_t width = std::min(room - std::ssize(text) - 3, kWidestBar);
+    bar_ = width >= 5 ? bar_of(progress, width) + text
+                      : text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)));
+    clear_bar();
+    std::fputs(bar_.c_str(), to_);
+    bar_on_line_ = true;
+    std::fflush(to_);
+}
+
+}  // namespace quadrille

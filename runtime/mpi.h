@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// MPI of one process: start and end, checked calls, owned handles. Nothing here knows models; what
+// the layers above use is the Communicator that a session or a split hands out.
+// Only this pair of files, runtime/comm_mpi.cpp and the tests' main may use mpi.h.
+#pragma once
+
+#include "runtime/comm.h"
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+// Evaluates an MPI call once; Error{comm} with the call's text and MPI's own words if it failed.
+#define MPI_CHECK(call) ::quadrille::mpi::check((call), #call)
+
+namespace quadrille {
+namespace mpi {
+
+void check(int code, const char* call,
+           std::source_location where = std::source_location::current());
+
+}  // namespace mpi
+
+// A communicator of our own: errors are returned, traffic never meets another communicator's.
+// Making and freeing one is collective over its ranks.
+class MpiComm {
+  public:
+    static MpiComm duplicate(MPI_Comm parent);
+    // Ranks with the same `color` (>= 0) share the result, ordered by `key`, then by rank.
+    static MpiComm split(MPI_Comm parent, int color, int key);
+    // The ranks of `parent` on this host.
+    static MpiComm split_by_host(MPI_Comm parent);
+
+    MpiComm(MpiComm&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
+    MpiComm& operator=(MpiComm&& other) noexcept {
+        std::swap(comm_, other.comm_);
+        return *this;
+    }
+    ~MpiComm();
+
+    MPI_Comm get() const { return comm_; }
+    int rank() const;
+    int size() const;
+
+  private:
+    explicit MpiComm(MPI_Comm comm);
+    MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+// MPI from its start to its end; one object in the process. Throws Error{comm} when MPI has no
+// full thread support. Must be destroyed on all ranks or on none: a rank whose peers may still
+// wait for it ends through abort() instead.
+class MpiSession {
+  public:
+    MpiSession();
+    ~MpiSession();
+    MpiSession(const MpiSession&) = delete;
+    MpiSession& operator=(const MpiSession&) = delete;
+
+    int rank() const { return world_->rank(); }
+    int size() const { return world_->size(); }
+    int local_rank() const { return local_rank_; }  // among the ranks of this host
+    int local_size() const { return local_size_; }
+    const std::string& host() const { return hosts_[static_cast<size_t>(rank())]; }
+    const std::vector<std::string>& hosts() const { return hosts_; }  // of every rank
+
+    Communicator& world() { return *world_; }
+    // Collective over all ranks; see MpiComm::split.
+    std::unique_ptr<Communicator> split(int color, int key);
+    // A second set of all ranks, for traffic of another thread.
+    MpiComm duplicate() const;
+
+    // Ends all ranks; mpirun's exit code is `code`.
+    [[noreturn]] static void abort(int code) noexcept;
+
+  private:
+    std::unique_ptr<Communicator> world_;
+    std::vector<std::string> hosts_;
+    int local_rank_ = 0;
+    int local_size_ = 1;
+    int exceptions_at_start_ = 0;
+};
+
+// A number shared by the ranks of a communicator, for handing out records. Making and destroying
+// it is collective; fetch_add is not, and needs no help from the rank that holds the number.
+class SharedCounter {
+  public:
+    explicit SharedCounter(const MpiComm& comm);
+    ~SharedCounter();
+    SharedCounter(const SharedCounter&) = delete;
+    SharedCounter& operator=(const SharedCounter&) = delete;
+
+    // Adds and returns the number before.
+    int64_t fetch_add(int64_t amount);
+
+  private:
+    MPI_Win window_ = MPI_WIN_NULL;
+};
+
+// Over host memory. Messages longer than `longest_message` bytes are sent in pieces (MPI counts
+// are int); tests make it small.
+std::unique_ptr<Communicator> make_mpi_comm(MpiComm comm,
+                                            int64_t longest_message = int64_t{1} << 30);
+
+// Whether a launcher (mpirun, srun) started this process as one of several, by its environment;
+// needs no MPI.
+bool launched_with_others();
+
+}  // namespace quadrille

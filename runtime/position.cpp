@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/position.h"
+
+#include <fmt/format.h>
+
+namespace quadrille {
+
+std::string Position::text() const {
+    const std::string at = step() < 0 ? "start-up" : fmt::format("step {}", step());
+    const std::string in = layer() < 0 ? "" : fmt::format(", layer {}", layer());
+    return fmt::format("{}{}, op {}", at, in, op());
+}
+
+}  // namespace quadrille

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Position: where a rank is in its work. The step loop writes it, the watchdog and the fatal error
+// line read it from other threads; writing is a relaxed store, cheap enough for every op.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace quadrille {
+
+class Position {
+  public:
+    // `op` must be a string literal, or live as long as the program.
+    void enter(int64_t step, const char* op) {
+        step_.store(step, std::memory_order_relaxed);
+        layer_.store(-1, std::memory_order_relaxed);
+        this->op(op);
+    }
+    void layer(int32_t layer) { layer_.store(layer, std::memory_order_relaxed); }
+    void op(const char* op) {
+        op_.store(op, std::memory_order_relaxed);
+        marks_.store(marks_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+
+    int64_t step() const { return step_.load(std::memory_order_relaxed); }    // -1: start-up
+    int32_t layer() const { return layer_.load(std::memory_order_relaxed); }  // -1: none
+    const char* op() const { return op_.load(std::memory_order_relaxed); }
+    // Rises with every op: a rank whose marks stand still is stuck (or waits for one that is).
+    int64_t marks() const { return marks_.load(std::memory_order_relaxed); }
+
+    // "step 118, layer 3, op moe"
+    std::string text() const;
+
+  private:
+    std::atomic<int64_t> step_{-1};
+    std::atomic<int32_t> layer_{-1};
+    std::atomic<const char*> op_{"start"};
+    std::atomic<int64_t> marks_{0};
+};
+
+}  // namespace quadrille

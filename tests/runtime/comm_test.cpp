@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives on exactly predictable data: every byte received tells who sent it and for whom.
+#include "runtime/comm.h"
+
+#include "kernels/check.h"
+#include "tests/runtime/mpi_main.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <set>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+uint8_t expected_byte(int from, int to, int64_t index) {
+    return static_cast<uint8_t>(from * 31 + to * 7 + index * 13 + 1);
+}
+
+// Part sizes around the pieces of `kPiece` bytes that long messages are sent in.
+constexpr int64_t kPiece = 64;
+constexpr int64_t kSizes[] = {0, 1, 3, 63, 64, 65, 128, 1000};
+constexpr uint8_t kSentinel = 0xa5;
+
+class Collectives : public testing::TestWithParam<std::string> {
+  protected:
+    void SetUp() override {
+        if (GetParam() == "self") {
+            comm_ = make_self_comm();
+        } else {
+            comm_ = make_mpi_comm(test::session().duplicate(),
+                                  GetParam() == "mpi" ? int64_t{1} << 30 : kPiece);
+        }
+    }
+    // A buffer of all parts with a sentinel behind it.
+    Bytes parts(int64_t bytes) const {
+        return Bytes(static_cast<size_t>(bytes * comm_->size() + 1), kSentinel);
+    }
+    void expect_parts(const Bytes& out, int64_t bytes, bool addressed) const {
+        for (int from = 0; from < comm_->size(); ++from) {
+            for (int64_t i = 0; i < bytes; ++i) {
+                ASSERT_EQ(out[static_cast<size_t>(from * bytes + i)],
+                          expected_byte(from, addressed ? comm_->rank() : 0, i))
+                    << "part " << from << " of " << bytes << " bytes, byte " << i;
+            }
+        }
+        ASSERT_EQ(out.back(), kSentinel);
+    }
+
+    std::unique_ptr<Communicator> comm_;
+};
+
+TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) {
+    for (const int64_t bytes : kSizes) {
+        Bytes own(static_cast<size_t>(bytes));
+        for (int64_t i = 0; i < bytes; ++i) {
+            own[static_cast<size_t>(i)] = expected_byte(comm_->rank(), 0, i);
+        }
+        Bytes out = parts(bytes);
+        comm_->all_gather(out.data(), own.data(), bytes);
+        expect_parts(out, bytes, false);
+        out = parts(bytes);
+        comm_->all_gather_host(out.data(), own.data(), bytes);
+        expect_parts(out, bytes, false);
+        out = parts(bytes);  // in place
+        std::ranges::copy(own, out.begin() + comm_->rank() * bytes);
+        comm_->all_gather(out.data(), out.data() + comm_->rank() * bytes, bytes);
+        expect_parts(out, bytes, false);
+    }
+}
+
+TEST_P(Collectives, AllToAllBringsEachPartToItsRank) {
+    for (const int64_t bytes : kSizes) {
+        Bytes in = parts(bytes);
+        for (int to = 0; to < comm_->size(); ++to) {
+            for (int64_t i = 0; i < bytes; ++i) {
+                in[static_cast<size_t>(to * bytes + i)] = expected_byte(comm_->rank(), to, i);
+            }
+        }
+        Bytes out = parts(bytes);
+        comm_->all_to_all(out.data(), in.data(), bytes);
+        expect_parts(out, bytes, true);
+    }
+}
+
+TEST_P(Collectives, BroadcastComesFromItsRoot) {
+    for (int root = 0; root < comm_->size(); ++root) {
+        for (const int64_t bytes : kSizes) {
+            Bytes data(static_cast<size_t>(bytes) + 1, kSentinel);
+            for (int64_t i = 0; i < bytes && comm_->rank() == root; ++i) {
+                data[static_cast<size_t>(i)] = expected_byte(root, 0, i);
+            }
+            comm_->broadcast_host(data.data(), bytes, root);
+            for (int64_t i = 0; i < bytes; ++i) {
+                ASSERT_EQ(data[static_cast<size_t>(i)], expected_byte(root, 0, i));
+            }
+            ASSERT_EQ(data.back(), kSentinel);
+        }
+    }
+}
+
+TEST_P(Collectives, MaximumIsTheLargestOfAllRanks) {
+    const int64_t rank = comm_->rank();
+    EXPECT_EQ(comm_->max_host(rank), comm_->size() - 1);
+    EXPECT_EQ(comm_->max_host(-rank), 0);
+    constexpr int64_t large = std::numeric_limits<int64_t>::max();
+    EXPECT_EQ(comm_->max_host(large - rank), large);
+    comm_->barrier();
+}
+
+TEST_P(Collectives, MisuseIsAnErrorBeforeAnythingIsSent) {
+    Bytes data(8);
+    EXPECT_THROW(comm_->all_gather(data.data(), data.data(), -1), Error);
+    EXPECT_THROW(comm_->all_to_all(data.data(), data.data(), -1), Error);
+    EXPECT_THROW(comm_->broadcast_host(data.data(), -1, 0), Error);
+    EXPECT_THROW(comm_->broadcast_host(data.data(), 1, comm_->size()), Error);
+    EXPECT_THROW(comm_->broadcast_host(data.data(), 1, -1), Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Comm, Collectives, testing::Values("self", "mpi", "mpi_in_pieces"),
+                         [](const auto& instance) { return instance.param; });
+
+TEST(MpiSession, KnowsItsPlace) {
+    MpiSession& session = test::session();
+    EXPECT_EQ(std::ssize(session.hosts()), session.size());
+    EXPECT_FALSE(session.host().empty());
+    EXPECT_EQ(session.local_size(), session.size());  // tests run on one host
+    EXPECT_EQ(session.local_rank(), session.rank());
+    EXPECT_EQ(session.world().rank(), session.rank());
+    EXPECT_EQ(session.world().name(), "mpi");
+}
+
+TEST(MpiSession, SplitsIntoGroupsOrderedByKey) {
+    MpiSession& session = test::session();
+    const auto group = session.split(session.rank() % 2, -session.rank());
+    const int members = (session.size() + 1 - session.rank() % 2) / 2;
+    ASSERT_EQ(group->size(), members);
+    EXPECT_EQ(group->rank(), members - 1 - session.rank() / 2);
+    std::vector<int32_t> ranks(static_cast<size_t>(members));
+    const int32_t own = session.rank();
+    group->all_gather_host(ranks.data(), &own, sizeof(own));
+    for (int place = 0; place < members; ++place) {
+        EXPECT_EQ(ranks[static_cast<size_t>(place)],
+                  (members - 1 - place) * 2 + session.rank() % 2);
+    }
+}
+
+TEST(MpiSession, ErrorsOfMpiAreOurErrors) {
+    try {
+        MPI_CHECK(MPI_Bcast(nullptr, -1, MPI_BYTE, 0, MPI_COMM_WORLD));
+        ADD_FAILURE() << "a negative count was accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::comm);
+        EXPECT_EQ(std::string(error.what()).find("MPI_Bcast: MPI_ERR_COUNT"), 0u) << error.what();
+    }
+}
+
+TEST(SharedCounter, GivesEachNumberOnce) {
+    const MpiComm comm = test::session().duplicate();
+    constexpr int64_t kTurns = 200;
+    SharedCounter counter(comm);
+    std::vector<int64_t> mine;
+    for (int64_t turn = 0; turn < kTurns; ++turn) mine.push_back(counter.fetch_add(1));
+    EXPECT_TRUE(std::ranges::is_sorted(mine));
+    std::vector<int64_t> all(static_cast<size_t>(kTurns * comm.size()));
+    test::session().world().all_gather_host(all.data(), mine.data(),
+                                            kTurns * static_cast<int64_t>(sizeof(int64_t)));
+    std::ranges::sort(all);
+    for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<int64_t>(i));
+}
+
+TEST(SharedCounter, AdvancesByAnyAmount) {
+    const MpiComm comm = test::session().duplicate();
+    SharedCounter counter(comm);
+    if (comm.rank() == comm.size() - 1) {
+        EXPECT_EQ(counter.fetch_add(1000), 0);
+        EXPECT_EQ(counter.fetch_add(int64_t{1} << 40), 1000);
+        EXPECT_EQ(counter.fetch_add(0), (int64_t{1} << 40) + 1000);
+    }
+}
+
+}  // namespace
+}  // namespace quadrille

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exception on one rank while the others wait for it: the job ends soon, with the error's exit
+code, one line that tells who, what and where, and the hooks run. Usage: fatal_test.py MPIRUN HELPER"""
+
+import re
+import subprocess
+import sys
+import time
+
+MPIRUN, HELPER = sys.argv[1:3]
+
+
+def check(name, ranks, way, code, line, hooks, longest=8.0):
+    start = time.monotonic()
+    done = subprocess.run([MPIRUN, "-n", str(ranks), HELPER, way], capture_output=True, text=True,
+                          timeout=60)
+    seconds = time.monotonic() - start
+    lines = [text for text in done.stderr.splitlines() if re.match(r"\[rank \d+/\d+ \S+\] \w+ error:", text)]
+    problems = []
+    if done.returncode != code:
+        problems.append(f"exit code {done.returncode}, expected {code}")
+    if len(lines) != 1 or not re.fullmatch(line, lines[0]):
+        problems.append(f"error lines {lines}, expected one like {line}")
+    if ("hook one of rank" in done.stderr) != hooks:
+        problems.append(f"hooks ran: {not hooks}, expected {hooks}")
+    if hooks and "while ending: hook two fails" not in done.stderr:
+        problems.append("no word of the hook that failed")
+    if seconds > longest:
+        problems.append(f"took {seconds:.1f} s, expected at most {longest} s")
+    for problem in problems:
+        print(f"# {problem}")
+    if problems:
+        print("\n".join("# | " + text for text in done.stderr.splitlines()))
+    print(f"{'not ok' if problems else 'ok'} - {name}", flush=True)
+    return not problems
+
+
+def main():
+    at = r" \(fatal_helper\.cpp:\d+\) at step 118, layer 3, op moe"
+    good = True
+    print("1..7")
+    for ranks in (1, 2, 4):
+        good &= check(f"an Error ends {ranks} ranks", ranks, "throw", 4,
+                      rf"\[rank {ranks - 1}/{ranks} \S+\] io error: disk full{at}", hooks=True)
+    anywhere = r" \(\w+\.\w+:\d+\) at step 118, layer 3, op moe"
+    good &= check("an exception of a library is internal", 4, "other", 7,
+                  rf"\[rank 3/4 \S+\] internal error: index 9 of 3{anywhere}", hooks=True)
+    good &= check("std::terminate comes here too", 4, "nested", 5,
+                  rf"\[rank 3/4 \S+\] device error: second exception{at}", hooks=True)
+    good &= check("another thread's exception runs no hooks", 4, "thread", 4,
+                  rf"\[rank 3/4 \S+\] io error: thrown in a thread{at}", hooks=False)
+    good &= check("a hook that hangs is left behind", 2, "hang", 4,
+                  rf"\[rank 1/2 \S+\] io error: disk full{at}", hooks=False, longest=20.0)
+    return 0 if good else 1
+
+
+sys.exit(main())
