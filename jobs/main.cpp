@@ -1,26 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one program: reads the command line, chooses the job, turns an error into one printed line
 // and its exit code. `generate` runs on MPI ranks; every other job is one process and never
-// touches MPI. A job is offered once it is listed in kOffered and run_alone or run_on_ranks.
+// touches MPI. A job is offered once it is listed in kOffered and has its line below.
 #include "jobs/options.h"
 #include "kernels/check.h"
+#include "runtime/agree.h"
+#include "runtime/mpi.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <exception>
-#include <new>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace quadrille {
 namespace {
 
 constexpr std::array<std::string_view, 0> kOffered = {};
 
+constexpr std::array<std::string_view, 3> kAlone = {"inspect", "pack", "unpack"};
+
 int show(const ShowText& text) {
     std::fputs(text.text.c_str(), stdout);
     return text.code;
+}
+
+int report(const Error& error) {
+    fmt::print(stderr, "quadrille: {} error: {}\n", name(error.kind()), error.what());
+    return error.exit_code();
 }
 
 // Jobs of one process: a line each.
@@ -29,9 +40,55 @@ int run_alone(const Command& command) {
     throw Error(ErrorKind::internal, "a job that is offered but not linked in");
 }
 
-int report(ErrorKind kind, const char* what) {
-    fmt::print(stderr, "quadrille: {} error: {}\n", name(kind), what);
-    return static_cast<int>(kind);
+// Jobs on ranks. Start-up errors are agreed on inside; what a job throws after its start-up it
+// ends itself, through Fatal.
+int run_on_ranks(const Command& command, MpiSession& session) {
+    if (const auto* text = std::get_if<ShowText>(&command)) {
+        return session.rank() == 0 ? show(*text) : text->code;
+    }
+    throw Error(ErrorKind::internal, "a job that is offered but not linked in");
+}
+
+void broadcast(Communicator& world, std::vector<std::string>& words) {
+    std::string flat;
+    for (const std::string& word : words) flat += word + '\0';
+    int64_t bytes = std::ssize(flat);
+    world.broadcast_host(&bytes, sizeof(bytes), 0);
+    flat.resize(static_cast<size_t>(bytes));
+    world.broadcast_host(flat.data(), bytes, 0);
+    words.clear();
+    for (size_t at = 0; at < flat.size(); at += words.back().size() + 1) {
+        words.emplace_back(flat.c_str() + at);
+    }
+}
+
+// Command line and environment of rank 0 count on every rank: mpirun does not carry the
+// environment to other hosts.
+int start_ranks(Invocation invocation) {
+    MpiSession session;
+    try {
+        broadcast(session.world(), invocation.arguments);
+        broadcast(session.world(), invocation.environment);
+        const Command command = agree(session.world(), "command line",
+                                      [&] { return parse_command(invocation, kOffered); });
+        return run_on_ranks(command, session);
+    } catch (const AgreedError& error) {
+        if (session.rank() != 0) return error.exit_code();
+        return report(error);
+    } catch (...) {
+        // Other ranks may wait for this one, so this is no way to end for one rank alone.
+        MpiSession::abort(report(as_error(std::current_exception())));
+    }
+}
+
+int start(const Invocation& invocation) {
+    const bool alone = !invocation.arguments.empty() &&
+                       std::ranges::find(kAlone, invocation.arguments.front()) != kAlone.end();
+    if (alone || !launched_with_others()) {
+        const Command command = parse_command(invocation, kOffered);
+        if (!std::holds_alternative<GenerateOptions>(command)) return run_alone(command);
+    }
+    return start_ranks(invocation);
 }
 
 }  // namespace
@@ -40,12 +97,8 @@ int report(ErrorKind kind, const char* what) {
 int main(int argc, char** argv) {
     using namespace quadrille;
     try {
-        return run_alone(parse_command(read_invocation(argc, argv), kOffered));
-    } catch (const Error& error) {
-        return report(error.kind(), error.what());
-    } catch (const std::bad_alloc&) {
-        return report(ErrorKind::device, "out of host memory");
-    } catch (const std::exception& error) {
-        return report(ErrorKind::internal, error.what());
+        return start(read_invocation(argc, argv));
+    } catch (...) {
+        return report(as_error(std::current_exception()));
     }
 }
