@@ -59,7 +59,7 @@ if ! have_meson && ! have_venv; then needed="$needed python3-venv"; fi
 if [ -n "$needed$wanted" ]; then
     # Word splitting is meant: package names hold no blanks.
     # shellcheck disable=SC2086
-    install_packages $needed $wanted || true
+    install_packages $needed $wanted || { [ -n "$needed" ] && [ -n "$wanted" ] && install_packages $needed; } || true
     needed=$(missing needed)
     if [ -n "$needed" ]; then
         echo "setup: still missing after installing:" $needed >&2

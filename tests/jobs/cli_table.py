@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of bad input: what is run, how it must end, what it must say. See cli_cases.py.
+
+A case is (name, arguments, exit code, part of the message). Arguments may name
+  {target} {native} {demo}   good checkpoints: toy-vocab768, toy-native, demo-full-4bpw (tokenizer)
+  {ckpt:NAME}                toy-vocab768 with the defect NAME (broken_checkpoints.py)
+  {h5:NAME}                  a prompts file of make_bad_inputs.cpp
+  {out}                      a new output path     {complete} an output that is finished
+  {tmp}                      a new empty folder
+"""
+RUN = "--max-new-tokens 4"
+
+
+def generate(target="{target}", prompts="{h5:good}", out="{out}", more=""):
+    return f"generate --target {target} --prompts {prompts} --out {out} {RUN} {more}".strip()
+
+
+def checkpoint(name, message, code=3):
+    return (f"checkpoint {name}", generate(target=f"{{ckpt:{name}}}"), code, message)
+
+
+def prompts(name, message, code=3, more=""):
+    return (f"prompts {name} {more}".strip(), generate(prompts=f"{{h5:{name}}}", more=more), code, message)
+
+
+USAGE = [
+    ("unknown flag", generate(more="--colour red"), 2, "--colour"),
+    ("unknown subcommand", "generat --help", 2, "unknown subcommand 'generat'"),
+    ("no target", "generate --prompts {h5:good} --out {out}", 2, "--target: expected a checkpoint folder"),
+    ("no prompts", "generate --target {target} --out {out}", 2, "--prompts: expected at least one"),
+    ("no out", "generate --target {target} --prompts {h5:good}", 2, "--out: expected an output file"),
+    ("a number that is none", generate(more="--max-seqs many"), 2, "found 'many'"),
+    ("a limit out of range", generate(more="--max-context 0"), 2, "found '0'"),
+    ("k without a drafter", generate(more="--k 2"), 2, "--k: expected 0 without a drafter"),
+    ("unknown backend", generate(more="--backend tpu"), 2, "found 'tpu'"),
+]
+
+CHECKPOINTS = [
+    ("target missing", generate(target="{tmp}/none"), 3, "{tmp}/none"),
+    ("target is a file", generate(target="{h5:good}"), 3, "good.h5"),
+    checkpoint("empty-folder", "config.json"),
+    checkpoint("config-not-json", "config.json: expected JSON"),
+    checkpoint("config-list", "expected an object"),
+    checkpoint("config-no-hidden", "hidden_size"),
+    checkpoint("config-negative", "num_experts_per_tok: expected"),
+    checkpoint("config-huge", "hidden_size: expected"),
+    checkpoint("config-float", "num_hidden_layers: expected"),
+    checkpoint("config-text", "vocab_size: expected"),
+    checkpoint("config-short-list", "layer_types: expected 4 entries"),
+    checkpoint("config-unknown-layer", "layer_types[1]: expected"),
+    checkpoint("config-more-experts", "num_experts_per_tok: expected"),
+    checkpoint("config-other-model", "model_type: expected"),
+    checkpoint("no-weights", "found neither"),
+    checkpoint("zero-bytes", "expected at least 8 bytes"),
+    checkpoint("seven-bytes", "expected at least 8 bytes"),
+    checkpoint("header-too-large", "header: expected at most"),
+    checkpoint("header-past-end", "(truncated?)"),
+    checkpoint("header-not-json", "header: expected JSON"),
+    checkpoint("header-list", "expected an object"),
+    checkpoint("header-twice", "appears twice"),
+    checkpoint("truncated", "an end within the file's"),
+    checkpoint("trailing", "bytes after the last"),
+    checkpoint("overlap", "overlaps tensor"),
+    checkpoint("offsets-past-end", "an end within the file's"),
+    checkpoint("offsets-reversed", "begin <= end"),
+    checkpoint("offsets-negative", "data_offsets"),
+    checkpoint("shape-overflows", "fits 63 bits"),
+    checkpoint("shape-and-bytes", "expected 128 bytes, found data_offsets of 256 bytes"),
+    checkpoint("unknown-dtype", "a supported element type"),
+    checkpoint("shard-missing", "found no such file"),
+    checkpoint("shard-elsewhere", "the name of a file in this folder"),
+    checkpoint("shard-lacks-tensor", "tensor ghost: expected in"),
+    checkpoint("index-empty", "weight_map: expected tensors"),
+    checkpoint("tensor-missing", "model.language_model.norm.weight is missing"),
+    checkpoint("expert-missing", "experts.3.up_proj"),
+    checkpoint("norm-shape", "tensor model.language_model.norm.weight: expected"),
+    checkpoint("norm-dtype", "tensor model.language_model.norm.weight: expected"),
+    checkpoint("embedding-shape", "tensor model.language_model.embed_tokens.weight: expected"),
+    checkpoint("both-markers", "mul1"),
+    checkpoint("marker-value", "mcg"),
+    checkpoint("marker-shape", "mcg"),
+    checkpoint("marker-dtype", "mcg"),
+    checkpoint("trellis-bits-0", "trellis: expected"),
+    checkpoint("trellis-bits-9", "trellis: expected"),
+    checkpoint("trellis-width", "trellis: expected"),
+    checkpoint("trellis-rank", "trellis: expected"),
+    checkpoint("trellis-dtype", "trellis: expected"),
+    checkpoint("trellis-other-size", "trellis: expected"),
+    checkpoint("suh-length", "suh: expected"),
+    checkpoint("svh-dtype", "svh: expected"),
+]
+
+PROMPTS = [
+    ("prompts missing", generate(prompts="{tmp}/none.h5"), 3, "none.h5"),
+    ("prompts are text", generate(prompts="{demo}/config.json"), 3, "config.json"),
+    ("prompts truncated", generate(prompts="{h5:truncated}"), 3, "truncated.h5"),
+    ("prompts twice wrong", generate(prompts="{h5:good} {h5:offsets-fall}"), 3, "offsets-fall.h5"),
+    prompts("newer-format", "quadrille_format"),
+    prompts("format-text", "quadrille_format"),
+    prompts("other-kind", "generations"),
+    prompts("both", "/prompts"),
+    prompts("neither", "/prompts"),
+    prompts("no-offsets", "offsets"),
+    prompts("no-tokens", "/prompts"),
+    prompts("offsets-start", "/prompts/offsets"),
+    prompts("offsets-fall", "/prompts/offsets"),
+    prompts("offsets-end", "/prompts/offsets"),
+    prompts("offsets-huge", "/prompts/offsets"),
+    prompts("offsets-empty", "/prompts/offsets"),
+    prompts("offsets-float", "/prompts/offsets"),
+    prompts("tokens-float", "/prompts/tokens"),
+    prompts("tokens-2d", "/prompts/tokens"),
+    prompts("text-numbers", "/prompts/text"),
+    prompts("text", "tokenizer.json"),
+    prompts("column-length", "max_new_tokens"),
+    prompts("column-type", "max_new_tokens"),
+    prompts("id-twice", "/prompts/id"),
+    prompts("id-length", "/prompts/id"),
+    prompts("id-float", "/prompts/id"),
+    prompts("temperature", "temperature"),
+    prompts("temperature-attribute", "temperature"),
+    prompts("logprobs", "logprobs"),
+    prompts("penalty", "repetition_penalty"),
+    prompts("stop-text", "stop_text"),
+    prompts("stop-offsets", "stop_tokens_offsets"),
+    prompts("stop-alone", "stop_tokens_offsets"),
+    prompts("attribute-type", "max_new_tokens"),
+]
+
+# Record level: the job goes on; --strict stops it before it starts, --fail-on-error ends with 1.
+RECORD_NAMES = ["record-empty", "record-token-high", "record-token-negative", "record-token-huge",
+                "record-too-long", "record-limit"]
+RECORDS = [prompts(name, "1 of 3 records", code=0) for name in RECORD_NAMES]
+RECORDS += [prompts(name, "record 1", more="--strict") for name in RECORD_NAMES]
+RECORDS += [prompts("record-empty", "1 of 3 records", code=1, more="--fail-on-error"),
+            ("bad UTF-8", generate(target="{demo}", prompts="{h5:record-utf8}"), 0, "1 of 3 records")]
+
+OUTPUTS = [
+    ("complete output", generate(out="{complete}"), 2, "--output-exists overwrite"),
+    ("output folder missing", generate(out="{tmp}/none/out.h5"), 4, "none"),
+    ("output below a file", generate(out="{h5:good}/out.h5"), 4, "good.h5"),
+    ("output is a folder", generate(out="{tmp}"), 4, "{tmp}"),
+]
+
+# Fine input: exit 0 and the words of the notice.
+FINE = [
+    prompts("no-stamp", "no-stamp.h5", code=0),
+    prompts("unknown-column", "colour", code=0),
+]
+
+# One process by nature.
+ALONE = [
+    ("inspect nothing", "inspect {tmp}/none", 3, "none"),
+    ("inspect text", "inspect {demo}/config.json", 3, "config.json"),
+    ("inspect a broken checkpoint", "inspect {ckpt:truncated}", 3, "an end within the file's"),
+    ("pack nothing", "pack {tmp}/none.txt --out {out}", 3, "none.txt"),
+    ("unpack prompts", "unpack {h5:good}", 3, "good.h5"),
+    ("unpack text", "unpack {demo}/config.json", 3, "config.json"),
+    ("no arguments", "", 2, "generate"),
+]
+
+# Rank counts: (name, ranks, arguments, exit code, part).
+RANKS = [
+    ("three ranks", 3, generate(), 2, "1, 2, 4"),
+    ("two ranks of a model for one", 2, generate(target="{native}"), 2, "2"),
+    ("tp beyond the ranks", 2, generate(more="--tp 4"), 2, "tp"),
+]
+
+ON_RANKS = USAGE + CHECKPOINTS + PROMPTS + RECORDS + OUTPUTS + FINE
