@@ -2,12 +2,14 @@
 #include "kernels/backend.h"
 
 #include "kernels/check.h"
+#include "kernels/cpu/cpu_backend.h"
 
 #include <fmt/format.h>
 
 namespace quadrille {
 
 std::unique_ptr<Backend> make_backend(const std::string& name) {
+    if (name == "cpu") return std::make_unique<cpu::CpuBackend>();
     throw Error(ErrorKind::usage, fmt::format("backend '{}': expected cpu", name));
 }
 

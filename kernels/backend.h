@@ -176,7 +176,9 @@ class Backend {
     // (m, c): gated, normed output of each row; qkv (m, 3c) raw convolution inputs; f (m, c) forget
     // gate before bias and sigmoid; b (m, heads) beta before its sigmoid; g (m, c) output gate
     // before its sigmoid. First applies the sequence's pending rows to the stored state, then runs
-    // its own rows (see Rows::commit). position == 0: the state starts from zero.
+    // its own rows (see Rows::commit). The stored state counts as zero, whatever the memory holds,
+    // while nothing was committed to it: position == pending. Decode passes hold at most
+    // max_pending rows of a sequence. Rows of slot -1 are zero.
     virtual void kda(View<float> out, View<const float> qkv, View<const float> f,
                      View<const float> b, View<const float> g, const KdaWeights& weights,
                      const KdaState& state, const KdaParams& params, const Rows& rows) = 0;
@@ -195,7 +197,8 @@ class Backend {
                             const float* ape, const IndexParams& params, const Rows& rows) = 0;
     // selected (m, topk + pool - 1) int32: positions a row attends to, ascending, -1 behind them;
     // count (m): how many, or -1 for "all positions up to its own". query (m, heads * d),
-    // weight (m, heads). Ties between pools: the lowest.
+    // weight (m, heads) as projected (the op scales by 1/sqrt(heads) and 1/sqrt(d)). Ties between
+    // pools: the lowest. Rows of slot -1: count 0.
     virtual void index_select(View<int32_t> selected, int32_t* count, View<const float> query,
                               View<const float> weight, const IndexCache& cache,
                               const IndexParams& params, const Rows& rows) = 0;

@@ -104,11 +104,22 @@ class CpuBackend final : public Backend {
         kNativeScratch,   //         weights as fp32
         kSegmentScratch,  //         products of the segments
         kRouteScratch,
-        kHiddenScratch,  // moe: activations of every pair
-        kUpScratch,      //      one expert's up
-        kGatherScratch,  //      one expert's rows
-        kPairScratch,    //      products by pair
-        kMoeScratch,     //      sums of the segments
+        kHiddenScratch,    // moe: activations of every pair
+        kUpScratch,        //      one expert's up
+        kGatherScratch,    //      one expert's rows
+        kPairScratch,      //      products by pair
+        kMoeScratch,       //      sums of the segments
+        kWeightScratch,    // hyper_weights, mla_attention, walk_path: a row of weights as fp32
+        kGateScratch,      // hyper_weights: products with fn
+        kPreparedScratch,  // kda: rows ready for the recurrence
+        kZeroScratch,      //      raw inputs before the first token
+        kHeadScratch,      //      a head's state, its delta
+        kQueryScratch,     // mla_attention, draft_attention: queries ready for the scores
+        kKeyScratch,       //      keys of a draft block
+        kScoreScratch,     //      scores of a row
+        kSumScratch,       //      weighted latents
+        kPartScratch,      //      those of one block of positions
+        kAngleScratch,     // draft: rotation divisors and angles; walk_path: the predecessor
         kScratchCount = 24
     };
 
@@ -131,6 +142,7 @@ class CpuBackend final : public Backend {
     std::array<std::vector<float>, 3> codebooks_;  // (65536) each, by Codebook
     std::vector<int64_t> moe_begin_;               // (experts + 1) into moe_pairs_
     std::vector<int32_t> moe_pairs_;               // row * topk + slot, grouped by expert
+    std::vector<uint64_t> pool_keys_;              // index_select: a row's pools, to be sorted
 };
 
 }  // namespace quadrille::cpu

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/files.h"
+
+#include "kernels/check.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+namespace quadrille {
+namespace {
+
+void sync_path(const std::filesystem::path& path, int flags) {
+    const int file = ::open(path.c_str(), flags | O_CLOEXEC);
+    if (file < 0)
+        throw Error(ErrorKind::io,
+                    fmt::format("{}: cannot open: {}", path.string(), system_reason(errno)));
+    const int result = ::fsync(file);
+    const int reason = errno;
+    ::close(file);
+    // Some network file systems cannot sync a folder; the rename itself is then all there is.
+    const bool unsupported = (flags & O_DIRECTORY) != 0 && (reason == EINVAL || reason == ENOTSUP);
+    if (result != 0 && !unsupported)
+        throw Error(ErrorKind::io,
+                    fmt::format("{}: fsync failed: {}", path.string(), system_reason(reason)));
+}
+
+}  // namespace
+
+std::string system_reason(int error_number) {
+    return std::generic_category().message(error_number);
+}
+
+void sync_file(const std::filesystem::path& path) {
+    sync_path(path, O_RDONLY);
+}
+
+void sync_folder(const std::filesystem::path& path) {
+    sync_path(path, O_RDONLY | O_DIRECTORY);
+}
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+    return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
+    std::error_code error;
+    std::filesystem::rename(from, to, error);
+    if (error)
+        throw Error(ErrorKind::io, fmt::format("cannot rename {} to {}: {}", from.string(),
+                                               to.string(), error.message()));
+    sync_folder(folder_of(to));
+}
+
+bool create_folder(const std::filesystem::path& path) {
+    if (::mkdir(path.c_str(), 0777) == 0) return true;
+    if (errno == EEXIST) return false;
+    throw Error(ErrorKind::io,
+                fmt::format("cannot make the folder {}: {}", path.string(), system_reason(errno)));
+}
+
+}  // namespace quadrille

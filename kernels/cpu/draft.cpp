@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// The DFlash2 drafter's own ops: attention of a draft block over the context ring, the grouped
+// dynamic convolution, the selector walk. Blocks have a fixed number of rows, so every row knows
+// its place from its index alone.
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/loops.h"
+
+#include <cmath>
+#include <cstdint>
+
+namespace quadrille::cpu {
+
+namespace {
+
+// divisors[j] = theta^(2j / d), j < d / 2, in fp32: the angle of pair j is position / divisors[j].
+void rope_divisors(float* divisors, float theta, int64_t d) {
+    for (int64_t j = 0; j < d / 2; ++j) {
+        divisors[j] = std::pow(theta, static_cast<float>(2 * j) / static_cast<float>(d));
+    }
+}
+
+// cosines | sines (d / 2 each) of one position.
+void rope_angles(float* cosines, const float* divisors, int64_t position, int64_t d) {
+    const int64_t half = d / 2;
+    for (int64_t j = 0; j < half; ++j) {
+        const float angle = static_cast<float>(position) / divisors[j];
+        cosines[j] = std::cos(angle);
+        cosines[half + j] = std::sin(angle);
+    }
+}
+
+// out = rope(rms_norm(in) * weight), one head; element j is paired with j + d / 2.
+void norm_and_rotate(float* __restrict out, const float* __restrict in,
+                     const float* __restrict weight, const float* __restrict angles, float eps,
+                     int64_t d) {
+    const int64_t half = d / 2;
+    const float mean = sum_of_squares(in, d) / static_cast<float>(d);
+    const float inverse = 1.0f / std::sqrt(mean + eps);
+    for (int64_t j = 0; j < half; ++j) {
+        const float low = in[j] * inverse * weight[j];
+        const float high = in[half + j] * inverse * weight[half + j];
+        out[j] = low * angles[j] - high * angles[half + j];
+        out[half + j] = high * angles[j] + low * angles[half + j];
+    }
+}
+
+// `count` heads of one row.
+void prepare_heads(float* out, const float* in, const float* weight, const float* angles,
+                   int64_t count, const DraftAttentionParams& params) {
+    const int64_t d = params.head_dim;
+    for (int64_t h = 0; h < count; ++h) {
+        norm_and_rotate(out + h * d, in + h * d, weight, angles, params.norm_eps, d);
+    }
+}
+
+// One draft block: its normed and rotated keys, the ring of its slot.
+struct Block {
+    const float* key;  // (block, kv_heads, d)
+    View<const float> value;
+    const float* ring_keys;
+    const float* ring_values;
+    int64_t ring_size;
+    int64_t position;  // of row 0 = context length
+    int64_t kv_heads;
+    int64_t d;
+
+    // Key and value of kv head g at an absolute position: the context below `position`, the
+    // block's own rows from there on.
+    const float* key_at(int64_t at, int64_t g) const {
+        if (at >= position) return key + ((at - position) * kv_heads + g) * d;
+        return ring_keys + (at % ring_size * kv_heads + g) * d;
+    }
+    const float* value_at(int64_t at, int64_t g) const {
+        if (at >= position) return value.row(at - position) + g * d;
+        return ring_values + (at % ring_size * kv_heads + g) * d;
+    }
+};
+
+// out (d) of one head over the positions [first, end).
+void attend_head(float* out, float* scores, float* part, const float* query, const Block& block,
+                 int64_t g, int64_t first, int64_t end) {
+    const int64_t d = block.d;
+    const int64_t n = end - first;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+    for (int64_t i = 0; i < n; ++i) scores[i] = dot(query, block.key_at(first + i, g), d) * scale;
+    const float inverse = 1.0f / exp_of_scores(scores, n);
+    std::fill_n(out, d, 0.0f);
+    for (int64_t start = 0; start < n; start += kPositionBlock) {
+        std::fill_n(part, d, 0.0f);
+        for (int64_t i = start; i < std::min(n, start + kPositionBlock); ++i) {
+            add_scaled(part, scores[i] * inverse, block.value_at(first + i, g), d);
+        }
+        add_scaled(out, 1.0f, part, d);
+    }
+}
+
+// The candidate with the largest value + context . its codebook row (no context: value alone); the
+// first of equals. Ids of -1 are no candidates; -1 when there is none.
+int32_t best_candidate(const float* values, const int32_t* ids, int64_t count, const float* context,
+                       float* candidate, const Matrix& successor) {
+    int32_t best = -1;
+    float best_score = 0.0f;
+    for (int64_t b = 0; b < count; ++b) {
+        if (ids[b] < 0) continue;
+        float score = values[b];
+        if (context != nullptr) {
+            require(ids[b] < successor.n, "walk_path: the candidate has a codebook row");
+            convert_row(candidate, successor, ids[b]);
+            score += dot(context, candidate, successor.k);
+        }
+        if (best < 0 || score > best_score) {
+            best = ids[b];
+            best_score = score;
+        }
+    }
+    return best;
+}
+
+void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
+    const int64_t width = int64_t{params.kv_heads} * params.head_dim;
+    require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
+                params.head_dim > 0 && params.head_dim % 2 == 0,
+            "draft attention: heads are a multiple of kv_heads, head_dim is even");
+    require(cache.ring_size > 0 && cache.keys.cols == cache.ring_size * width &&
+                cache.values.cols == cache.keys.cols && cache.values.rows == cache.keys.rows,
+            "draft attention: keys and values (slots, ring_size kv_heads d)");
+}
+
+}  // namespace
+
+void CpuBackend::draft_append(const DraftCache& cache, View<const float> key,
+                              View<const float> value, const float* k_norm, const uint8_t* write,
+                              const DraftAttentionParams& params, const Rows& rows) {
+    check_cache(cache, params);
+    const int64_t d = params.head_dim;
+    const int64_t width = params.kv_heads * d;
+    require(key.rows == rows.m && value.rows == rows.m && key.cols == width && value.cols == width,
+            "draft_append: key and value (m, kv_heads d)");
+    float* divisors = scratch(kAngleScratch, 2 * d);
+    float* angles = divisors + d;
+    rope_divisors(divisors, params.rope_theta, d);
+    for (int32_t i = 0; i < rows.sequences; ++i) {
+        if (rows.slot[i] < 0) continue;
+        require(rows.slot[i] < cache.keys.rows, "draft_append: the slot exists");
+        for (int64_t r = rows.begin[i]; r < rows.begin[i + 1]; ++r) {
+            if (write[r] == 0) continue;
+            const int64_t position = rows.position[i] + (r - rows.begin[i]);
+            const int64_t at = position % cache.ring_size * width;
+            rope_angles(angles, divisors, position, d);
+            prepare_heads(cache.keys.row(rows.slot[i]) + at, key.row(r), k_norm, angles,
+                          params.kv_heads, params);
+            std::copy_n(value.row(r), width, cache.values.row(rows.slot[i]) + at);
+        }
+    }
+}
+
+void CpuBackend::draft_attention(View<float> out, View<const float> query, View<const float> key,
+                                 View<const float> value, const float* q_norm, const float* k_norm,
+                                 const DraftCache& cache, const DraftAttentionParams& params,
+                                 const Rows& rows) {
+    check_cache(cache, params);
+    const int64_t d = params.head_dim;
+    const int64_t heads = params.heads;
+    const int64_t kv_heads = params.kv_heads;
+    const int64_t size = params.block;
+    require(size > 0 && out.rows == rows.sequences * size && query.rows == out.rows &&
+                key.rows == out.rows && value.rows == out.rows && out.cols == heads * d &&
+                query.cols == heads * d && key.cols == kv_heads * d && value.cols == kv_heads * d,
+            "draft_attention: out and query (sequences block, heads d), key and value (.., "
+            "kv_heads d)");
+    float* divisors = scratch(kAngleScratch, 2 * d);
+    float* angles = divisors + d;
+    float* queries = scratch(kQueryScratch, size * heads * d);
+    float* keys = scratch(kKeyScratch, size * kv_heads * d);
+    float* part = scratch(kPartScratch, d);
+    rope_divisors(divisors, params.rope_theta, d);
+    for (int32_t i = 0; i < rows.sequences; ++i) {
+        const int64_t first = i * size;
+        if (rows.slot[i] < 0) {
+            for (int64_t j = 0; j < size; ++j) std::fill_n(out.row(first + j), out.cols, 0.0f);
+            continue;
+        }
+        require(rows.slot[i] < cache.keys.rows, "draft_attention: the slot exists");
+        const int64_t position = rows.position[i];
+        for (int64_t j = 0; j < size; ++j) {
+            rope_angles(angles, divisors, position + j, d);
+            prepare_heads(queries + j * heads * d, query.row(first + j), q_norm, angles, heads,
+                          params);
+            prepare_heads(keys + j * kv_heads * d, key.row(first + j), k_norm, angles, kv_heads,
+                          params);
+        }
+        const Block block{keys,
+                          value.slice_rows(first, size),
+                          cache.keys.row(rows.slot[i]),
+                          cache.values.row(rows.slot[i]),
+                          cache.ring_size,
+                          position,
+                          kv_heads,
+                          d};
+        for (int64_t j = 0; j < size; ++j) {
+            // The window is measured from the row itself, not from the anchor.
+            const int64_t at = position + j;
+            const int64_t begin =
+                params.window > 0 ? std::max<int64_t>(0, at - params.window + 1) : 0;
+            const int64_t end = params.causal ? at + 1 : position + size;
+            require(position - begin <= cache.ring_size,
+                    "draft_attention: the ring holds the window");
+            float* scores = scratch(kScoreScratch, end - begin);
+            for (int64_t h = 0; h < heads; ++h) {
+                attend_head(out.row(first + j) + h * d, scores, part, queries + (j * heads + h) * d,
+                            block, h / (heads / kv_heads), begin, end);
+            }
+        }
+    }
+}
+
+void CpuBackend::draft_conv(View<float> out, View<const float> in, View<const float> dynamic,
+                            const float* base, int32_t taps, int32_t group, int32_t block) {
+    const int64_t h = in.cols;
+    require(taps > 0 && group > 0 && block > 0 && h % group == 0 && in.rows % block == 0 &&
+                out.rows == in.rows && out.cols == h && dynamic.rows == in.rows &&
+                dynamic.cols == taps * h / group,
+            "draft_conv: in and out (blocks block, h), dynamic (.., taps h / group)");
+    require(out.data != in.data, "draft_conv: out is not in");
+    const int64_t groups = h / group;
+    for (int64_t t = 0; t < in.rows; ++t) {
+        float* __restrict y = out.row(t);
+        const int64_t reach = std::min<int64_t>(taps, t % block + 1);
+        std::fill_n(y, h, 0.0f);
+        for (int64_t tap = 0; tap < reach; ++tap) {
+            const float* __restrict x = in.row(t - tap);
+            const float* __restrict fixed = base + tap * h;
+            const float* __restrict moving = dynamic.row(t) + tap * groups;
+            for (int64_t g = 0; g < groups; ++g) {
+                for (int64_t c = g * group; c < (g + 1) * group; ++c) {
+                    y[c] += (fixed[c] + moving[g]) * x[c];
+                }
+            }
+        }
+    }
+}
+
+void CpuBackend::walk_path(View<int32_t> path, View<const float> values, View<const int32_t> ids,
+                           View<const float> projected, const Matrix& predecessor,
+                           const Matrix& successor, const int32_t* anchor) {
+    const int64_t rank = projected.cols;
+    const int64_t slots = path.rows * path.cols;
+    require(values.rows == slots && ids.rows == slots && values.cols == ids.cols,
+            "walk_path: values and ids (sequences k, top)");
+    require(
+        rank == 0 || (projected.rows == slots && predecessor.weights != nullptr &&
+                      successor.weights != nullptr && predecessor.k == rank && successor.k == rank),
+        "walk_path: projected (sequences k, rank), codebooks native (vocab, rank)");
+    float* context = scratch(kAngleScratch, rank);
+    float* candidate = scratch(kWeightScratch, rank);
+    for (int64_t i = 0; i < path.rows; ++i) {
+        int32_t before = anchor[i];
+        for (int64_t t = 0; t < path.cols; ++t) {
+            const int64_t slot = i * path.cols + t;
+            const bool paired = rank > 0 && before >= 0;
+            if (paired) {
+                require(before < predecessor.n, "walk_path: the token has a codebook row");
+                convert_row(context, predecessor, before);
+                for (int64_t r = 0; r < rank; ++r) context[r] *= projected.row(slot)[r];
+            }
+            before = best_candidate(values.row(slot), ids.row(slot), ids.cols,
+                                    paired ? context : nullptr, candidate, successor);
+            path.row(i)[t] = before;
+        }
+    }
+}
+
+}  // namespace quadrille::cpu
