@@ -239,6 +239,25 @@ TEST(DraftAppend, ChunksAndRingWrapsGiveTheSameBits) {
     }
 }
 
+TEST(DraftAppend, WritesOnlyTheMarkedRows) {
+    const Drafter of(4, 2, 16, 8, 24, 37);
+    Rings rings(of, 1);
+    Random random(8);
+    Guarded<float> key(4, of.width(), random.normals(4 * of.width()));
+    Guarded<float> value(4, of.width(), random.normals(4 * of.width()));
+    const std::vector<uint8_t> write = {1, 0, 1, 0};
+    RowLayout layout;
+    layout.add(0, 35, 4);  // wraps behind 36
+    cpu::CpuBackend backend;
+    backend.draft_append(rings.cache(), key.view(), value.view(), of.k_norm.data(), write.data(),
+                         of.params, layout.rows());
+    for (int64_t place = 0; place < 37; ++place) {
+        const bool written = place == 35 || place == 0;
+        EXPECT_EQ(std::isnan(rings.cache().keys.row(0)[place * of.width()]), !written) << place;
+        EXPECT_EQ(std::isnan(rings.cache().values.row(0)[place * of.width()]), !written) << place;
+    }
+}
+
 TEST(DraftAttention, BlocksAreTheSameInAnyCompany) {
     const Drafter of(4, 2, 16, 8, 24, 37);
     std::vector<Sequence> sequences;
