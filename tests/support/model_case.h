@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// A target ready to run inside a test: checkpoint, backend and model of one pack on the ranks of a
+// communicator, with shortcuts for whole logits and greedy runs.
+#pragma once
+
+#include "io/model_config.h"
+#include "io/safetensors.h"
+#include "kernels/backend.h"
+#include "runtime/comm.h"
+#include "runtime/engine.h"
+#include "runtime/target_model.h"
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace quadrille::test {
+
+// tests/data/models/NAME or $QUADRILLE_TEST_MODELS/NAME; nullopt: neither is there.
+std::optional<std::filesystem::path> find_model(const std::string& name);
+
+class ModelCase {
+  public:
+    ModelCase(const std::filesystem::path& folder, Communicator& comm, const ModelLimits& limits,
+              std::vector<int64_t> taps = {}, const std::string& backend = "cpu");
+
+    Backend& backend() { return *backend_; }
+    TargetModel& model() { return *model_; }
+    const ModelConfig& config() const { return config_; }
+    Communicator& comm() { return comm_; }
+
+    // One pass; rows of `logits` (count, vocab) of all ranks joined.
+    std::vector<float> forward(StepBatch& batch);
+    std::vector<float> join_logits(View<const float> part);
+    // Reads `tokens` into `slot` in chunks of `chunk`; whole logits of the last token.
+    std::vector<float> prefill(int32_t slot, std::span<const int32_t> tokens, int32_t chunk);
+
+    EngineOptions engine_options(int32_t k = 0) const;
+    // Runs prompts to the end and returns the generations in prompt order.
+    std::vector<Generation> run(std::vector<Prompt> prompts, const EngineOptions& options,
+                                Drafter* drafter = nullptr);
+
+  private:
+    Communicator& comm_;
+    Position position_;
+    std::unique_ptr<Backend> backend_;
+    ModelConfig config_;
+    Checkpoint checkpoint_;
+    std::unique_ptr<TargetModel> model_;
+};
+
+// Prompts of tests/data/demo_golden.h5 with `max_new_tokens` each.
+std::vector<Prompt> golden_prompts(int64_t max_new_tokens);
+
+}  // namespace quadrille::test
