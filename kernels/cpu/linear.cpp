@@ -86,7 +86,8 @@ void CpuBackend::segment_product(View<float> out, View<const float> in, const Ma
         paths_->native_rows(out.data, out.stride, rows);
         return;
     }
-    require(first % exl3::kBlock == 0 && (last % exl3::kBlock == 0 || last == weight.k),
+    require(first == last ||
+                (first % exl3::kBlock == 0 && (last % exl3::kBlock == 0 || last == weight.k)),
             "EXL3 segments cut at blocks of 128");
     const int64_t width = round_up(x.cols, exl3::kBlock);
     const int64_t words = 2 * exl3::tile_words(weight.bits);
