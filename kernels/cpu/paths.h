@@ -50,7 +50,11 @@ struct Paths {
 
 enum class Isa : uint8_t { plain, avx2, avx512 };
 
-// The best this machine has.
+constexpr const char* name(Isa isa) {
+    return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "plain";
+}
+// What this machine and build have; detect_isa: the best of them.
+bool has_isa(Isa isa);
 Isa detect_isa();
 // Throws Error{device} when this build or machine lacks `isa`.
 const Paths& paths_of(Isa isa);
@@ -62,5 +66,7 @@ std::vector<float> codebook_table(Codebook codebook);
 void exl3_block_plain(float* acc, const Exl3Block& block);
 void native_rows_plain(float* out, int64_t out_stride, const NativeRows& rows);
 void hadamard_plain(float* values, int64_t count);
+void exl3_block_avx512(float* acc, const Exl3Block& block);
+void hadamard_avx512(float* values, int64_t count);
 
 }  // namespace quadrille::cpu
