@@ -13,6 +13,7 @@ namespace quadrille {
 namespace {
 
 constexpr std::chrono::seconds kHookTime{10};
+constexpr std::chrono::seconds kAbortTime{5};
 
 // std::terminate has no argument: the one pointer that must be reachable without an object.
 std::atomic<Fatal*> active{nullptr};
@@ -81,23 +82,31 @@ void Fatal::end(const Error& error) noexcept {
     } catch (...) {
         print_line("fatal error, and no memory left to name it\n");
     }
+    guard_the_end(error.exit_code());
     if (std::this_thread::get_id() == main_thread_) run_hooks();
+    hooks_done_.store(true);
     abort_(error.exit_code());
     std::_Exit(error.exit_code());
 }
 
-void Fatal::run_hooks() noexcept {
+// Hooks may hang (a file system that is gone) and so may MPI_Abort (its daemon is gone): the end
+// waits for neither for ever. The threads are never joined, this process ends with them.
+void Fatal::guard_the_end(int code) noexcept {
     try {
-        // A hook may hang (a file system that is gone): the end does not wait for it for ever.
-        // The thread is never joined, this process ends with it.
-        std::thread([] {
+        std::thread([this, code] {
             std::this_thread::sleep_for(kHookTime);
-            Fatal* const fatal = active.load();
-            if (fatal != nullptr) fatal->abort_(static_cast<int>(ErrorKind::io));
+            if (!hooks_done_.load()) {
+                std::thread([this, code] { abort_(code); }).detach();
+                std::this_thread::sleep_for(kAbortTime);
+            }
+            std::_Exit(code);
         }).detach();
     } catch (...) {
-        return;  // no guard, no hooks
+        hooks_.clear();  // unguarded, only MPI_Abort is tried
     }
+}
+
+void Fatal::run_hooks() noexcept {
     for (auto hook = hooks_.rbegin(); hook != hooks_.rend(); ++hook) {
         try {
             (*hook)();

@@ -54,6 +54,7 @@ class Fatal {
     }
 
   private:
+    void guard_the_end(int code) noexcept;
     void run_hooks() noexcept;
 
     Rank rank_;
@@ -62,6 +63,7 @@ class Fatal {
     std::vector<std::function<void()>> hooks_;
     std::thread::id main_thread_ = std::this_thread::get_id();
     std::atomic_flag ending_ = ATOMIC_FLAG_INIT;
+    std::atomic<bool> hooks_done_{false};
     std::terminate_handler previous_ = nullptr;
 };
 

@@ -200,6 +200,69 @@ int64_t SharedCounter::fetch_add(int64_t amount) {
     return before;
 }
 
+// ---- mailbox ------------------------------------------------------------------------------------
+
+Mailbox::Mailbox(MpiComm comm, size_t message_bytes)
+    : comm_(std::move(comm)),
+      rank_(comm_.rank()),
+      size_(comm_.size()),
+      peers_(static_cast<size_t>(size_)) {
+    for (Peer& peer : peers_) {
+        peer.out.resize(message_bytes);
+        peer.in.resize(message_bytes);
+    }
+}
+
+Mailbox::~Mailbox() {
+    if (std::uncaught_exceptions() > 0) return;
+    for (Peer& peer : peers_) {
+        for (MPI_Request* request : {&peer.sending, &peer.receiving}) {
+            if (*request == MPI_REQUEST_NULL) continue;
+            MPI_Cancel(request);
+            MPI_Request_free(request);
+        }
+    }
+}
+
+bool Mailbox::done(MPI_Request& request) {
+    int flag = 0;
+    MPI_CHECK(MPI_Test(&request, &flag, MPI_STATUS_IGNORE));
+    return flag != 0;
+}
+
+bool Mailbox::post(int to, const void* message) {
+    Peer& peer = peers_.at(static_cast<size_t>(to));
+    if (!done(peer.sending)) return false;
+    std::memcpy(peer.out.data(), message, peer.out.size());
+    MPI_CHECK(MPI_Isend(peer.out.data(), static_cast<int>(peer.out.size()), MPI_BYTE, to, 0,
+                        comm_.get(), &peer.sending));
+    return true;
+}
+
+bool Mailbox::sent(int to) {
+    return done(peers_.at(static_cast<size_t>(to)).sending);
+}
+
+bool Mailbox::take(int from, void* message) {
+    Peer& peer = peers_.at(static_cast<size_t>(from));
+    if (peer.receiving == MPI_REQUEST_NULL) {
+        MPI_CHECK(MPI_Irecv(peer.in.data(), static_cast<int>(peer.in.size()), MPI_BYTE, from, 0,
+                            comm_.get(), &peer.receiving));
+    }
+    if (!done(peer.receiving)) return false;
+    std::memcpy(message, peer.in.data(), peer.in.size());
+    return true;
+}
+
+// ---- launcher -----------------------------------------------------------------------------------
+
+bool launched() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+        if (number_of(name)) return true;
+    }
+    return false;
+}
+
 bool launched_with_others() {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         if (const std::optional<int> ranks = number_of(name)) return *ranks > 1;

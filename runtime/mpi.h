@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <source_location>
@@ -102,6 +103,41 @@ class SharedCounter {
     MPI_Win window_ = MPI_WIN_NULL;
 };
 
+// Small messages of one size between any two ranks, without waiting: for a thread that must never
+// block. Making and destroying it is collective.
+class Mailbox {
+  public:
+    Mailbox(MpiComm comm, size_t message_bytes);
+    ~Mailbox();
+    Mailbox(const Mailbox&) = delete;
+    Mailbox& operator=(const Mailbox&) = delete;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    // Sends a copy of the message, or returns false if the last one to that rank is still on its
+    // way.
+    bool post(int to, const void* message);
+    // True when the last message to that rank has left its buffer.
+    bool sent(int to);
+    // Takes the next message from that rank, or returns false if none has come. A rank from which
+    // nothing more will come must not be asked again: destroying the box would wait for it.
+    bool take(int from, void* message);
+
+  private:
+    struct Peer {
+        MPI_Request sending = MPI_REQUEST_NULL;
+        MPI_Request receiving = MPI_REQUEST_NULL;
+        std::vector<char> out;
+        std::vector<char> in;
+    };
+    static bool done(MPI_Request& request);
+
+    MpiComm comm_;
+    int rank_;
+    int size_;
+    std::vector<Peer> peers_;
+};
+
 // Over host memory. Messages longer than `longest_message` bytes are sent in pieces (MPI counts
 // are int); tests make it small.
 std::unique_ptr<Communicator> make_mpi_comm(MpiComm comm,
@@ -110,5 +146,7 @@ std::unique_ptr<Communicator> make_mpi_comm(MpiComm comm,
 // Whether a launcher (mpirun, srun) started this process as one of several, by its environment;
 // needs no MPI.
 bool launched_with_others();
+// Whether any launcher started it, be it as the only one.
+bool launched();
 
 }  // namespace quadrille

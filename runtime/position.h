@@ -9,6 +9,9 @@
 
 namespace quadrille {
 
+// "step 118, layer 3, op moe"; a negative step is the start-up, a negative layer none.
+std::string position_text(int64_t step, int32_t layer, const char* op);
+
 class Position {
   public:
     // `op` must be a string literal, or live as long as the program.
@@ -23,13 +26,16 @@ class Position {
         marks_.store(marks_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     }
 
+    // Work of one rank only (writing on rank 0): named, but no mark, so that marks stay comparable.
+    void aside(const char* op) { op_.store(op, std::memory_order_relaxed); }
+
     int64_t step() const { return step_.load(std::memory_order_relaxed); }    // -1: start-up
     int32_t layer() const { return layer_.load(std::memory_order_relaxed); }  // -1: none
     const char* op() const { return op_.load(std::memory_order_relaxed); }
-    // Rises with every op: a rank whose marks stand still is stuck (or waits for one that is).
+    // Rises with every op, on all ranks alike: the rank with the fewest is the one the others wait
+    // for.
     int64_t marks() const { return marks_.load(std::memory_order_relaxed); }
 
-    // "step 118, layer 3, op moe"
     std::string text() const;
 
   private:

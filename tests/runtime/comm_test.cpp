@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <sched.h>
 #include <set>
 #include <vector>
 
@@ -134,6 +136,15 @@ TEST(MpiSession, KnowsItsPlace) {
     EXPECT_EQ(session.local_rank(), session.rank());
     EXPECT_EQ(session.world().rank(), session.rank());
     EXPECT_EQ(session.world().name(), "mpi");
+}
+
+TEST(MpiSession, WaitingRanksYieldWhereTheyShareCores) {
+    cpu_set_t cores;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+    if (test::session().local_size() <= CPU_COUNT(&cores)) GTEST_SKIP() << "a core for each";
+    const char* const yield = std::getenv("OMPI_MCA_mpi_yield_when_idle");
+    ASSERT_NE(yield, nullptr);
+    EXPECT_STREQ(yield, "1");
 }
 
 TEST(MpiSession, SplitsIntoGroupsOrderedByKey) {

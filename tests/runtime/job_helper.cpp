@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job that steps until it is told to end, for job_test.py: each rank prints its pid, then all
+// meet at every step. job_helper WAY LIMIT: run (until a signal), stuck (the last rank hangs
+// outside MPI at step 20), early (ranks but 0 end at once, rank 0 works on for LIMIT + 2 s).
+#include "kernels/check.h"
+#include "runtime/fatal.h"
+#include "runtime/mpi.h"
+#include "runtime/parent.h"
+#include "runtime/stop.h"
+#include "runtime/watchdog.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <unistd.h>
+
+namespace {
+
+using namespace quadrille;
+using namespace std::chrono_literals;
+
+constexpr int kDrained = 75;
+
+int run(MpiSession& session, Position& position, const StopSignals& signals,
+        const std::string& way) {
+    int64_t drain_steps = 0;
+    for (int64_t step = 0;; ++step) {
+        position.enter(step, "meet");
+        const Stop stop = signals.agreed(session.world());
+        if (step == 0) fmt::print("rank {} pid {}\n", session.rank(), getpid());
+        std::fflush(stdout);
+        position.layer(2);
+        position.op("work");
+        if (way == "stuck" && step == 20 && session.rank() == session.size() - 1) {
+            std::this_thread::sleep_for(1h);
+        }
+        std::this_thread::sleep_for(10ms);
+        // Draining takes 1 s; a second signal cuts it short.
+        if (stop == Stop::drain) ++drain_steps;
+        if (stop == Stop::now || drain_steps == 100) {
+            if (session.rank() == 0) {
+                fmt::print("{} after {} steps\n", stop == Stop::now ? "stopped" : "drained",
+                           drain_steps);
+            }
+            return kDrained;
+        }
+    }
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+    const std::string way = argv[1];
+    const std::chrono::seconds limit(std::stoi(argv[2]));
+    const Parent parent;
+    const StopSignals signals;
+    MpiSession session;
+    Position position;
+    Fatal fatal({session.rank(), session.size(), session.host()}, position, &MpiSession::abort);
+    const Watchdog watchdog(session, position, fatal, parent, limit);
+    return fatal.guard([&] {
+        if (way != "early") return run(session, position, signals, way);
+        position.enter(0, "end");
+        if (session.rank() == 0) std::this_thread::sleep_for(limit + 2s);
+        return 0;
+    });
+}
