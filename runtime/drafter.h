@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine asks of a drafter. Its context holds features (taps) of exactly the tokens the
+// target has committed; a proposal never changes the target's output, only how many steps it takes.
+#pragma once
+
+#include "kernels/backend.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace quadrille {
+
+// One sequence that wants a draft block.
+struct DraftRequest {
+    int64_t record = 0;
+    int32_t slot = 0;
+    int32_t position = 0;  // of the anchor = committed tokens = context rows
+    int32_t anchor = 0;    // last emitted token, not yet forwarded
+};
+
+class Drafter {
+  public:
+    virtual ~Drafter() = default;
+
+    virtual int32_t max_k() const = 0;                     // drafts per block at most
+    virtual const std::vector<int64_t>& taps() const = 0;  // target layers, ascending
+
+    // Adds rows of the target's last forward to the context: taps (m, taps * hidden). write[i] ==
+    // 0: row i was rejected. `rows` is that forward's, its positions still those before the commit.
+    virtual void append(View<const float> taps, std::span<const uint8_t> write,
+                        const Rows& rows) = 0;
+
+    // drafts (requests * k), request-major, the same on every rank.
+    virtual void propose(std::span<int32_t> drafts, int32_t k,
+                         std::span<const DraftRequest> requests) = 0;
+};
+
+}  // namespace quadrille

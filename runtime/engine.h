@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engine: continuous batching over slots. A step is one pass: prefill (chunks of one or several
+// records) while any admitted record is still being read, else decode (all running records: draft,
+// verify, accept, commit). All ranks run the same engine on the same numbers; what a record
+// emits never depends on the others, their order or K (docs/design.md §4, §6).
+#pragma once
+
+#include "io/records.h"
+#include "runtime/accept.h"
+#include "runtime/comm.h"
+#include "runtime/drafter.h"
+#include "runtime/position.h"
+#include "runtime/sampler.h"
+#include "runtime/step_batch.h"
+#include "runtime/target_model.h"
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+struct EngineOptions {
+    int32_t max_batched_tokens = 4096;  // rows of a prefill pass; a multiple of kPrefillGrid
+    int32_t k = 0;                      // drafts verified per step at most
+    int64_t known_tokens = 0;           // ids from here on are never chosen
+    std::vector<int32_t> eos;
+};
+
+// Chunks of a prompt end at multiples of this, counted from its own first token, so that a chunked
+// prefill does not depend on the pass it ran in.
+inline constexpr int32_t kPrefillGrid = 64;
+
+struct EngineStats {
+    int64_t steps = 0;  // passes
+    int64_t prefill_tokens = 0;
+    int64_t decode_steps = 0;  // decode passes
+    int64_t emitted = 0;       // tokens of all records
+    double prefill_seconds = 0;
+    double decode_seconds = 0;
+};
+
+class Engine {
+  public:
+    // `drafter` may be nullptr (K = 0).
+    Engine(Backend& backend, Communicator& comm, Position& position, TargetModel& model,
+           Drafter* drafter, const EngineOptions& options);
+
+    void submit(Prompt prompt);
+    bool idle() const { return queue_.empty() && running_.empty(); }
+    // Records submitted and not finished.
+    int64_t in_flight() const { return std::ssize(queue_) + std::ssize(running_); }
+    int64_t queued() const { return std::ssize(queue_); }
+    void step();
+    // Records finished since the last call, in the order they finished.
+    std::vector<Generation> take_finished();
+
+    void set_k(int32_t k);  // from the next step on; at most EngineOptions::k
+    const EngineStats& stats() const { return stats_; }
+
+  private:
+    struct Sequence {
+        Prompt prompt;
+        Generation result;
+        int32_t slot = 0;
+        int32_t position = 0;  // tokens in the caches, pending rows included
+        int32_t pending = 0;   // rows of the last step that the KDA state lacks
+        int64_t prompt_size() const { return std::ssize(prompt.tokens); }
+        bool prefilling() const { return position < prompt_size(); }
+    };
+    void admit();
+    void prefill();
+    void decode();
+    void draft(int32_t k);
+    EndRule end_rule(const Sequence& sequence) const;
+    // Appends the emitted tokens; true if the record is finished.
+    bool emit(Sequence& sequence, std::span<const int32_t> target, const StepOutcome& outcome);
+    void retire();
+    void reject(Prompt prompt, const std::string& why);
+    void compare_ranks();
+
+    Backend& backend_;
+    Communicator& comm_;
+    Position& position_;
+    TargetModel& model_;
+    Drafter* drafter_;
+    EngineOptions options_;
+    int32_t k_;
+    Sampler sampler_;
+    StepBatch batch_;
+    std::deque<Prompt> queue_;
+    std::vector<Sequence> running_;  // admission order
+    std::vector<int32_t> free_slots_;
+    std::vector<Generation> finished_;
+    std::vector<DraftRequest> requests_;
+    std::vector<int32_t> drafts_;
+    std::vector<int32_t> block_;
+    std::vector<uint8_t> write_;
+    uint64_t hash_ = 0;
+    EngineStats stats_;
+};
+
+}  // namespace quadrille
