@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <unordered_set>
+#include <vector>
 
 namespace quadrille {
 
@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 64;
+constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxShown = 80;
 
 // Cuts at a character boundary.
@@ -36,6 +36,76 @@ std::string reason(const json::exception& error) {
     const size_t tag = text.find("] ");
     return shortened(tag == std::string::npos ? text : text.substr(tag + 2), 240);
 }
+
+[[noreturn]] void not_json(const std::string& place, const std::string& problem) {
+    throw Error(ErrorKind::input, fmt::format("{}: expected JSON, found: {}", place, problem));
+}
+
+// Builds the document from the parser's events; refuses repeated keys and deep nesting, which the
+// library's own builder takes.
+class StrictBuilder final : public nlohmann::json_sax<json> {
+  public:
+    StrictBuilder(json& result, const std::string& place) : result_(result), place_(place) {}
+
+    bool null() override { return add(nullptr); }
+    bool boolean(bool value) override { return add(value); }
+    bool number_integer(json::number_integer_t value) override { return add(value); }
+    bool number_unsigned(json::number_unsigned_t value) override { return add(value); }
+    bool number_float(json::number_float_t value, const std::string&) override {
+        return add(value);
+    }
+    bool string(std::string& value) override { return add(std::move(value)); }
+    bool binary(json::binary_t&) override { not_json(place_, "binary data"); }
+    bool start_object(size_t) override { return open(json::object()); }
+    bool end_object() override { return close(); }
+    bool start_array(size_t) override { return open(json::array()); }
+    bool end_array() override { return close(); }
+
+    bool key(std::string& value) override {
+        const auto [at, inserted] =
+            stack_.back()->get_ref<json::object_t&>().try_emplace(std::move(value));
+        if (!inserted) {
+            throw Error(ErrorKind::input, fmt::format("{}: the key {} appears twice in one object",
+                                                      place_, shown(at->first)));
+        }
+        slot_ = &at->second;
+        return true;
+    }
+
+    bool parse_error(size_t, const std::string&, const json::exception& error) override {
+        not_json(place_, reason(error));
+    }
+
+  private:
+    json* add(json&& value) {
+        json* at = &result_;
+        if (!stack_.empty() && stack_.back()->is_array()) {
+            auto& list = stack_.back()->get_ref<json::array_t&>();
+            at = &list.emplace_back();
+        } else if (!stack_.empty()) {
+            at = slot_;
+        }
+        *at = std::move(value);
+        return at;
+    }
+    bool open(json&& value) {
+        if (stack_.size() == kMaxDepth) {
+            throw Error(ErrorKind::input,
+                        fmt::format("{}: JSON nested deeper than {} levels", place_, kMaxDepth));
+        }
+        stack_.push_back(add(std::move(value)));
+        return true;
+    }
+    bool close() {
+        stack_.pop_back();
+        return true;
+    }
+
+    json& result_;
+    const std::string& place_;
+    std::vector<json*> stack_;  // open objects and arrays
+    json* slot_ = nullptr;      // where the value of the last key goes
+};
 
 bool is_integer_in(const json& value, int64_t low, int64_t high) {
     if (value.is_number_unsigned()) {
@@ -61,30 +131,10 @@ std::string shown(const json& value) {
 }
 
 json parse_json(std::string_view text, const std::string& place) {
-    std::vector<std::unordered_set<std::string>> keys(kMaxDepth + 2);
-    const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-        if (depth > kMaxDepth) {
-            throw Error(ErrorKind::input,
-                        fmt::format("{}: JSON nested deeper than {} levels", place, kMaxDepth));
-        }
-        const auto level = static_cast<size_t>(depth);
-        if (event == json::parse_event_t::object_start) {
-            keys[level + 1].clear();
-        } else if (event == json::parse_event_t::key) {
-            if (!keys[level].insert(parsed.get_ref<const std::string&>()).second) {
-                throw Error(ErrorKind::input,
-                            fmt::format("{}: the key {} appears twice in one object", place,
-                                        shown(parsed)));
-            }
-        }
-        return true;
-    };
-    try {
-        return json::parse(text.begin(), text.end(), check);
-    } catch (const json::exception& error) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: expected JSON, found: {}", place, reason(error)));
-    }
+    json result;
+    StrictBuilder builder(result, place);
+    json::sax_parse(text.begin(), text.end(), &builder);
+    return result;
 }
 
 std::string read_file(const std::filesystem::path& file, int64_t max_bytes) {

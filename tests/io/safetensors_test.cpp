@@ -247,7 +247,7 @@ TEST(Safetensors, DamageAnywhereNeverCrashes) {
         }
     }
     const std::string_view alphabet = "0123456789-\"{}[],:eE.\\ \xff\x80tn";
-    for (int round = 0; round < 6000; ++round) {
+    for (int round = 0; round < 2000; ++round) {
         std::string damaged = file;
         const auto edits = 1 + random() % 4;
         for (unsigned edit = 0; edit < edits; ++edit) {
