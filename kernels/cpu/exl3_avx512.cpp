@@ -7,6 +7,7 @@
 // each lane, 32 bits that hold the windows of four consecutive positions of its column (two from 5
 // bits on); a multishift per position then yields the zero-extended states. Positions of a column
 // come in groups q of four: inputs 2q, 2q+1, 2q+8, 2q+9.
+#include "kernels/cpu/exl3_panel.h"
 #include "kernels/cpu/paths.h"
 #include "kernels/exl3.h"
 
@@ -160,50 +161,6 @@ inline __m512 decode(__m512i state) {
     }
 }
 
-// acc[r] (16 outputs) += the sum over 128 inputs, from 0, for kRows rows.
-template <int kRows>
-inline void multiply_panel(float* acc, const float* x, int64_t x_stride, const float* panel) {
-    __m512 part[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) part[r] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < kBlock; ++k) {
-        const __m512 w = _mm512_load_ps(panel + k * kTile);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            part[r] = _mm512_add_ps(part[r], _mm512_mul_ps(_mm512_set1_ps(x[r * x_stride + k]), w));
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-        float* to = acc + r * kBlock;
-        _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), part[r]));
-    }
-}
-
-void multiply_rows(float* acc, const float* x, int64_t x_stride, int64_t m, const float* panel) {
-    for (; m >= 8; m -= 8, acc += 8 * kBlock, x += 8 * x_stride) {
-        multiply_panel<8>(acc, x, x_stride, panel);
-    }
-    switch (m) {
-        case 7:
-            return multiply_panel<7>(acc, x, x_stride, panel);
-        case 6:
-            return multiply_panel<6>(acc, x, x_stride, panel);
-        case 5:
-            return multiply_panel<5>(acc, x, x_stride, panel);
-        case 4:
-            return multiply_panel<4>(acc, x, x_stride, panel);
-        case 3:
-            return multiply_panel<3>(acc, x, x_stride, panel);
-        case 2:
-            return multiply_panel<2>(acc, x, x_stride, panel);
-        case 1:
-            return multiply_panel<1>(acc, x, x_stride, panel);
-        default:
-            return;
-    }
-}
-
 // Tiles of one column of tiles, `stride` apart: 128 inputs of 16 outputs. `use(k, weights)` gets
 // the inputs in order. The tiles of the next 128 inputs are fetched meanwhile.
 template <int kBits, Codebook kCodebook, class Use>
@@ -240,7 +197,7 @@ void block_of(float* acc, const Exl3Block& block) {
                 decode_column<kBits, kCodebook>(
                     trellis, block.trellis_stride,
                     [&](int64_t k, __m512 w) { _mm512_store_ps(panel + k * kTile, w); });
-                multiply_rows(acc + n, x, block.x_stride, block.m, panel);
+                multiply_rows<8>(acc + n, x, block.x_stride, block.m, panel);
             }
         }
     }

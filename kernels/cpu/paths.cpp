@@ -17,8 +17,17 @@ constexpr Paths kPlain{.name = "plain",
 #if defined(QUADRILLE_X86)
 constexpr Paths kAvx512{.name = "avx512",
                         .exl3_block = exl3_block_avx512,
-                        .native_rows = native_rows_plain,
+                        .native_rows = native_rows_avx512,
                         .hadamard = hadamard_avx512};
+constexpr Paths kAvx2{.name = "avx2",
+                      .exl3_block = exl3_block_avx2,
+                      .native_rows = native_rows_avx2,
+                      .hadamard = hadamard_avx2};
+
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") > 0 && __builtin_cpu_supports("fma") > 0 &&
+           __builtin_cpu_supports("f16c") > 0;
+}
 
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") > 0 && __builtin_cpu_supports("avx512bw") > 0 &&
@@ -34,6 +43,8 @@ bool has_isa(Isa isa) {
         case Isa::plain:
             return true;
 #if defined(QUADRILLE_X86)
+        case Isa::avx2:
+            return has_avx2();
         case Isa::avx512:
             return has_avx512();
 #endif
@@ -55,6 +66,7 @@ const Paths& paths_of(Isa isa) {
     }
 #if defined(QUADRILLE_X86)
     if (isa == Isa::avx512) return kAvx512;
+    if (isa == Isa::avx2) return kAvx2;
 #endif
     return kPlain;
 }

@@ -66,7 +66,11 @@ std::vector<float> codebook_table(Codebook codebook);
 void exl3_block_plain(float* acc, const Exl3Block& block);
 void native_rows_plain(float* out, int64_t out_stride, const NativeRows& rows);
 void hadamard_plain(float* values, int64_t count);
+void exl3_block_avx2(float* acc, const Exl3Block& block);
+void native_rows_avx2(float* out, int64_t out_stride, const NativeRows& rows);
+void hadamard_avx2(float* values, int64_t count);
 void exl3_block_avx512(float* acc, const Exl3Block& block);
+void native_rows_avx512(float* out, int64_t out_stride, const NativeRows& rows);
 void hadamard_avx512(float* values, int64_t count);
 
 }  // namespace quadrille::cpu
