@@ -14,15 +14,22 @@ namespace {
 
 constexpr std::array<int64_t, 3> kSizes = {1, 2, 4};
 
+// "1", "1 or 2", "1, 2 or 4"
+std::string list(const std::vector<int64_t>& sizes) {
+    const std::string last = fmt::format("{}", sizes.back());
+    if (sizes.size() == 1) return last;
+    return fmt::format("{} or {}", fmt::join(sizes.begin(), sizes.end() - 1, ", "), last);
+}
+
 int checked_size(int64_t ranks, int64_t tp) {
     const int64_t wanted = tp == 0 ? ranks : tp;
     std::vector<int64_t> legal;
     std::ranges::copy_if(kSizes, std::back_inserter(legal),
                          [ranks](int64_t size) { return ranks % size == 0; });
     if (std::ranges::find(legal, wanted) == legal.end()) {
-        throw Error(ErrorKind::usage, fmt::format("--tp: expected {} with {} ranks, found {}{}",
-                                                  fmt::join(legal, " or "), ranks, wanted,
-                                                  tp == 0 ? " (the default: all ranks)" : ""));
+        throw Error(ErrorKind::usage,
+                    fmt::format("--tp: expected {} with {} ranks, found {}{}", list(legal), ranks,
+                                wanted, tp == 0 ? " (the default: all ranks)" : ""));
     }
     return static_cast<int>(wanted);
 }

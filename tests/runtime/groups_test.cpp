@@ -93,13 +93,13 @@ TEST(Groups, EveryPlaceIsTakenOnce) {
 TEST(Groups, OtherSizesListTheLegalOnes) {
     EXPECT_EQ(usage_error(3, 0), "--tp: expected 1 with 3 ranks, found 3 (the default: all ranks)");
     EXPECT_EQ(usage_error(16, 0),
-              "--tp: expected 1 or 2 or 4 with 16 ranks, found 16 (the default: all ranks)");
-    EXPECT_EQ(usage_error(4, 3), "--tp: expected 1 or 2 or 4 with 4 ranks, found 3");
+              "--tp: expected 1, 2 or 4 with 16 ranks, found 16 (the default: all ranks)");
+    EXPECT_EQ(usage_error(4, 3), "--tp: expected 1, 2 or 4 with 4 ranks, found 3");
     EXPECT_EQ(usage_error(6, 4), "--tp: expected 1 or 2 with 6 ranks, found 4");
     EXPECT_EQ(usage_error(2, 4), "--tp: expected 1 or 2 with 2 ranks, found 4");
-    EXPECT_EQ(usage_error(4, -1), "--tp: expected 1 or 2 or 4 with 4 ranks, found -1");
+    EXPECT_EQ(usage_error(4, -1), "--tp: expected 1, 2 or 4 with 4 ranks, found -1");
     EXPECT_EQ(usage_error(4, int64_t{1} << 32),
-              "--tp: expected 1 or 2 or 4 with 4 ranks, found 4294967296");
+              "--tp: expected 1, 2 or 4 with 4 ranks, found 4294967296");
 }
 
 }  // namespace

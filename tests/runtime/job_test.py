@@ -99,7 +99,7 @@ def a_stopped_rank_is_named():
     code, seconds = job.wait()
     expect(code == 6, f"exit code {code}, expected 6")
     expect_one_line(job, r"^\[rank 0/4 \S+\] comm error: rank 2 \(\S+\) has been silent for \d+ s, "
-                         r"last seen at step \d+, layer 2, op work ")
+                         r"last seen at step \d+, (layer 2, op work|op meet) ")
     expect(seconds < LIMIT + SLACK, f"took {seconds:.1f} s, the limit is {LIMIT} s")
 
 
