@@ -13,8 +13,8 @@ namespace quadrille {
 
 enum class Stop : int64_t { none = 0, drain = 1, now = 2 };
 
-// Receives the signals while it lives; one object in the process. The handlers of before return
-// with its end.
+// Receives the signals while it lives; one object in the process. Made when the step loop begins:
+// before that, and after its end, a signal ends the process as it would any other.
 class StopSignals {
   public:
     StopSignals();
