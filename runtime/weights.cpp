@@ -3,7 +3,7 @@
 #include "runtime/weights.h"
 
 #include "kernels/check.h"
-#include "kernels/cpu/exl3_decode.h"
+#include "kernels/exl3_decode.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -183,7 +183,7 @@ Matrix WeightLoader::native_matrix(const std::string& module, int64_t n, int64_t
     packed.suh = suh.data();
     packed.svh = svh.data();
     std::vector<float> weights(static_cast<size_t>(matrix.n * matrix.k));
-    cpu::exl3_dequantize(weights.data(), packed);
+    exl3_dequantize(weights.data(), packed);
     Matrix native;
     native.n = matrix.n;
     native.k = matrix.k;

@@ -4,7 +4,7 @@
 #include "kernels/exl3.h"
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/exl3_decode.h"
+#include "kernels/exl3_decode.h"
 #include "tests/support/golden.h"
 #include "tests/support/matrices.h"
 
@@ -115,7 +115,7 @@ TEST(Exl3, StatesAndWeightsOfTheTestVectors) {
             matrix.bits = bits;
             matrix.codebook = kCodebooks[c];
             std::vector<float> weights(32 * 128);
-            cpu::exl3_decode(weights.data(), matrix);
+            exl3_decode(weights.data(), matrix);
             EXPECT_EQ(crc32(f16_bits(weights)), expected.weights_crc[c])
                 << bits << " bits " << kCodebookNames[c];
         }
@@ -157,7 +157,7 @@ TEST(Exl3, DecodesTheGoldenMatricesBitForBit) {
     ASSERT_EQ(file.children().size(), 24u);
     for (const GoldenMatrix& golden : golden_matrices(file)) {
         std::vector<float> weights(golden.inner.size());
-        cpu::exl3_decode(weights.data(), golden.data.matrix());
+        exl3_decode(weights.data(), golden.data.matrix());
         EXPECT_EQ(f16_bits(weights), golden.inner) << golden.name;
     }
 }
@@ -192,7 +192,7 @@ TEST(Exl3, DequantizeIsTheExactMatrixRoundedOnce) {
         for (size_t i = 0; i < 200; ++i) identity[i * 201] = 1.0f;
         const std::vector<double> exact = data.exact(identity);  // (k, n)
         std::vector<float> found(150 * 200);
-        cpu::exl3_dequantize(found.data(), data.matrix());
+        exl3_dequantize(found.data(), data.matrix());
         for (size_t n = 0; n < 150; ++n) {
             for (size_t k = 0; k < 200; ++k) {
                 const double expected = exact[k * 150 + n];

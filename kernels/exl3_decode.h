@@ -5,7 +5,7 @@
 
 #include "kernels/matrix.h"
 
-namespace quadrille::cpu {
+namespace quadrille {
 
 // out (k_padded, n_padded) f32: the codes' fp16 weights in the rotated basis.
 void exl3_decode(float* out, const Matrix& matrix);
@@ -14,4 +14,4 @@ void exl3_decode(float* out, const Matrix& matrix);
 // fp64 and rounded once. y = x W^T with it is the product the linear op computes.
 void exl3_dequantize(float* out, const Matrix& matrix);
 
-}  // namespace quadrille::cpu
+}  // namespace quadrille

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/exl3_decode.h"
+#include "kernels/exl3_decode.h"
 
 #include "kernels/check.h"
 #include "kernels/exl3.h"
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-namespace quadrille::cpu {
+namespace quadrille {
 
 namespace {
 
@@ -91,4 +91,4 @@ void exl3_dequantize(float* out, const Matrix& matrix) {
     }
 }
 
-}  // namespace quadrille::cpu
+}  // namespace quadrille
