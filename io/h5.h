@@ -83,6 +83,7 @@ class Object {
 // T is uint8_t, uint16_t, int32_t, int64_t, float or double (instantiated in h5.cpp).
 class Dataset : public Object {
   public:
+    Dataset() = default;  // none yet; only to be assigned to
     const std::vector<int64_t>& shape() const { return shape_; }
     const Type& type() const { return type_; }
     int64_t rows() const { return shape_.empty() ? 1 : shape_[0]; }

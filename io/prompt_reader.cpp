@@ -119,9 +119,9 @@ void PromptReader::read_ids(const h5::Group& prompts) {
     } else if (column.type().kind == h5::TypeClass::string) {
         auto ids = column.read_strings(0, records_);
         for (size_t i = 0; i < ids.size(); ++i)
-            if (find_broken_utf8(ids[i]) != std::string::npos)
+            if (storable_text(ids[i]) != ids[i])
                 throw Error(ErrorKind::input,
-                            fmt::format("{}[{}]: is not UTF-8", column.where(), i));
+                            fmt::format("{}[{}]: is not UTF-8 without NUL", column.where(), i));
         refuse_duplicates(ids, column.where());
         ids_ = std::move(ids);
     } else {

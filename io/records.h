@@ -3,6 +3,7 @@
 // Field meanings, defaults and precedence: docs/design.md §5 and io/FORMAT.md.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -37,7 +38,8 @@ struct Prompt {
     std::string error;
 };
 
-// `id` column: integers, strings, or absent.
+// One record's id, and the `id` column of a file: integers, strings, or absent.
+using RecordId = std::variant<std::monostate, int64_t, std::string>;
 using Ids = std::variant<std::monostate, std::vector<int64_t>, std::vector<std::string>>;
 
 enum class Status : uint8_t { ok = 0, error = 1, cancelled = 2 };
@@ -62,13 +64,33 @@ struct Acceptance {
 };
 
 struct Generation {
-    int64_t prompt_index = 0;
+    int64_t prompt_index = 0;     // in its prompt file
+    int32_t source = 0;           // which prompt file
+    int32_t sample = 0;           // which of several samples of one prompt
+    RecordId id;                  // filled in by the result writer
     std::vector<int32_t> tokens;  // the end or stop token that ended the record included
     Status status = Status::ok;
     FinishReason finish_reason = FinishReason::none;
     std::string error;
-    std::string text;
+    std::string text;  // without the end token, cut where a stop string begins
     Acceptance acceptance;
+    // Natural log of the model's own softmax; empty unless asked for. N alternatives a token.
+    std::vector<float> chosen_logprobs;  // (tokens)
+    std::vector<int32_t> top_ids;        // (tokens, N)
+    std::vector<float> top_logprobs;     // (tokens, N)
 };
+
+// Names a generation within a run; the order is that of the input.
+struct RecordKey {
+    int32_t source = 0;
+    int64_t prompt_index = 0;
+    int32_t sample = 0;
+
+    friend auto operator<=>(const RecordKey&, const RecordKey&) = default;
+};
+
+inline RecordKey key_of(const Generation& generation) {
+    return {generation.source, generation.prompt_index, generation.sample};
+}
 
 }  // namespace quadrille

@@ -15,8 +15,9 @@ namespace quadrille::test {
 
 class TempFolder {
   public:
-    TempFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "quadrille-XXXXXX").string();
+    TempFolder() : TempFolder(std::filesystem::temp_directory_path()) {}
+    explicit TempFolder(const std::filesystem::path& parent) {
+        std::string name = (parent / "quadrille-XXXXXX").string();
         if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed: " + name);
         path_ = name;
     }

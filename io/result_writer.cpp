@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/result_writer.h"
+
+#include "io/files.h"
+#include "io/generation_reader.h"
+#include "io/schema.h"
+#include "kernels/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+namespace quadrille {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kSlice = 256;  // records of a part in memory at a time
+
+// Several prompt files may name their records differently: then all ids become strings, the ids of
+// a file without any being "".
+IdKind common_kind(const std::vector<const Ids*>& ids) {
+    if (ids.empty()) return IdKind::none;
+    const IdKind first = kind_of(*ids.front());
+    for (const Ids* other : ids)
+        if (kind_of(*other) != first) return IdKind::string;
+    return first;
+}
+
+std::string text_of(const RecordId& id) {
+    if (const auto* number = std::get_if<int64_t>(&id)) return fmt::format("{}", *number);
+    const auto* text = std::get_if<std::string>(&id);
+    return text == nullptr ? std::string() : *text;
+}
+
+RecordId pick(const Ids& ids, int64_t index) {
+    const auto at = static_cast<size_t>(index);
+    if (const auto* numbers = std::get_if<std::vector<int64_t>>(&ids)) return numbers->at(at);
+    if (const auto* texts = std::get_if<std::vector<std::string>>(&ids)) return texts->at(at);
+    return {};
+}
+
+void write_run(const fs::path& path, const h5::Attributes& fingerprint) {
+    h5::File file = h5::File::create(path);
+    schema::stamp(file, schema::kRun);
+    file.create_group("fingerprint").set_attributes(fingerprint);
+    file.close();
+}
+
+void add_lists(std::vector<int64_t>& sum, const std::vector<int64_t>& values) {
+    if (sum.size() < values.size()) sum.resize(values.size(), 0);
+    for (size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
+}
+
+double ratio(int64_t part, int64_t whole) {
+    if (whole == 0) return std::numeric_limits<double>::quiet_NaN();
+    return static_cast<double>(part) / static_cast<double>(whole);
+}
+
+// Lengths by row become the bounds of the whole.
+void accumulate(std::vector<int64_t>& lengths) {
+    lengths.push_back(0);
+    std::exclusive_scan(lengths.begin(), lengths.end(), lengths.begin(), int64_t{0});
+}
+
+}  // namespace
+
+std::vector<RecordKey> first_records(int64_t count) {
+    std::vector<RecordKey> keys(static_cast<size_t>(count));
+    for (size_t i = 0; i < keys.size(); ++i) keys[i].prompt_index = static_cast<int64_t>(i);
+    return keys;
+}
+
+void ResultSummary::add(const Generation& generation) {
+    ++records;
+    errors += generation.status == Status::error ? 1 : 0;
+    tokens += std::ssize(generation.tokens);
+    const Acceptance& a = generation.acceptance;
+    steps += a.steps;
+    drafted += a.drafted;
+    accepted += a.accepted;
+    emitted += a.emitted;
+    add_lists(by_position, a.by_position);
+    add_lists(histogram, a.histogram);
+}
+
+double ResultSummary::accepted_per_step() const {
+    return ratio(accepted, steps);
+}
+
+double ResultSummary::emitted_per_step() const {
+    return ratio(emitted, steps);
+}
+
+ResultWriter::ResultWriter(ResultOptions options)
+    : options_(std::move(options)), parts_(parts_folder(options_.out)) {
+    const std::vector<RecordKey>& records = options_.records;
+    require(
+        std::adjacent_find(records.begin(), records.end(), std::greater_equal<>{}) == records.end(),
+        "result writer: the records of a run ascend");
+    GenerationLayout& layout = options_.layout;
+    layout.id = common_kind(options_.ids);
+    for (const RecordKey& key : records)
+        layout.origin = layout.origin || key.source != 0 || key.sample != 0;
+    done_.resize(records.size(), false);
+
+    check_output(options_.out, options_.overwrite);
+    if (!create_folder(parts_))
+        throw Error(ErrorKind::usage, parts_.string() + " appeared while this run started");
+    try {
+        write_run(parts_ / "run.h5", options_.fingerprint);
+        part_.emplace(parts_, options_.group, layout);
+    } catch (...) {
+        std::error_code ignored;
+        fs::remove_all(parts_, ignored);
+        throw;
+    }
+}
+
+ResultWriter::~ResultWriter() {
+    if (finished_ || part_->committed() > 0) return;
+    std::error_code ignored;
+    fs::remove_all(parts_, ignored);
+}
+
+size_t ResultWriter::row_of(const RecordKey& key) const {
+    const auto found = std::lower_bound(options_.records.begin(), options_.records.end(), key);
+    if (found == options_.records.end() || *found != key)
+        throw Error(ErrorKind::internal,
+                    fmt::format("record {} (prompt file {}, sample {}) is not of this run",
+                                key.prompt_index, key.source, key.sample));
+    return static_cast<size_t>(found - options_.records.begin());
+}
+
+RecordId ResultWriter::id_of(const RecordKey& key) const {
+    if (options_.layout.id == IdKind::none) return {};
+    RecordId id = pick(*options_.ids.at(static_cast<size_t>(key.source)), key.prompt_index);
+    if (options_.layout.id == IdKind::string) id = text_of(id);
+    return id;
+}
+
+void ResultWriter::add(Generation generation) {
+    const RecordKey key = key_of(generation);
+    const size_t row = row_of(key);
+    if (done_[row])
+        throw Error(ErrorKind::internal,
+                    fmt::format("record {} was finished twice", key.prompt_index));
+    generation.id = id_of(key);
+    part_->add(std::move(generation));
+    done_[row] = true;
+}
+
+ResultWriter::Index ResultWriter::index_parts(const std::vector<fs::path>& parts) const {
+    const size_t records = options_.records.size();
+    Index index{std::vector<Place>(records), std::vector<int64_t>(records, 0), {}};
+    if (options_.layout.trace) index.trace_offsets.resize(records, 0);
+    for (size_t p = 0; p < parts.size(); ++p) {
+        const GenerationReader part(parts[p], schema::kPart);
+        if (part.layout().k != options_.layout.k || part.layout().trace != options_.layout.trace)
+            throw Error(ErrorKind::input, parts[p].string() + ": a part of another run");
+        const std::vector<RecordKey> keys = part.keys(0, part.record_count());
+        for (size_t i = 0; i < keys.size(); ++i) {
+            const size_t row = row_of(keys[i]);
+            if (index.places[row].part >= 0) continue;  // the first part that has it counts
+            index.places[row] = {static_cast<int32_t>(p), static_cast<int32_t>(i)};
+            index.offsets[row] = part.offsets()[i + 1] - part.offsets()[i];
+            if (options_.layout.trace)
+                index.trace_offsets[row] = part.trace_offsets()[i + 1] - part.trace_offsets()[i];
+        }
+    }
+    for (size_t row = 0; row < records; ++row)
+        if (index.places[row].part < 0)
+            throw Error(ErrorKind::internal, fmt::format("record {} was never finished",
+                                                         options_.records[row].prompt_index));
+    accumulate(index.offsets);
+    if (options_.layout.trace) accumulate(index.trace_offsets);
+    return index;
+}
+
+// Reads the part in slices; neighbours in the whole are written together.
+void ResultWriter::copy_part(const fs::path& path, int32_t part, const std::vector<Place>& places,
+                             GenerationTable& table, ResultSummary& summary) const {
+    const GenerationReader reader(path, schema::kPart);
+    for (int64_t first = 0; first < reader.record_count(); first += kSlice) {
+        const int64_t count = std::min(kSlice, reader.record_count() - first);
+        std::vector<Generation> slice = reader.read(first, count);
+        std::vector<std::pair<size_t, size_t>> order;  // row in the whole, index in the slice
+        for (size_t i = 0; i < slice.size(); ++i) {
+            const size_t row = row_of(key_of(slice[i]));
+            if (places[row].part == part && places[row].row == first + static_cast<int64_t>(i))
+                order.emplace_back(row, i);
+        }
+        std::sort(order.begin(), order.end());
+        for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+            std::vector<Generation> run;
+            for (end = begin;
+                 end < order.size() && order[end].first == order[begin].first + (end - begin);
+                 ++end) {
+                summary.add(slice[order[end].second]);
+                run.push_back(std::move(slice[order[end].second]));
+            }
+            table.write(static_cast<int64_t>(order[begin].first), run);
+        }
+    }
+}
+
+ResultSummary ResultWriter::assemble(const fs::path& whole, const h5::Attributes& provenance) {
+    const std::vector<fs::path> parts = list_parts(parts_);
+    Index index = index_parts(parts);
+    ResultSummary summary;
+    summary.by_position.resize(static_cast<size_t>(options_.layout.k), 0);
+    summary.histogram.resize(static_cast<size_t>(options_.layout.k) + 1, 0);
+    h5::File file = h5::File::create(whole);
+    schema::stamp(file, schema::kGenerations);
+    {
+        GenerationTable table(file, options_.layout, std::move(index.offsets),
+                              std::move(index.trace_offsets));
+        for (size_t p = 0; p < parts.size(); ++p)
+            copy_part(parts[p], static_cast<int32_t>(p), index.places, table, summary);
+        file.flush();
+    }
+    file.group("acceptance")
+        .set_attributes({{"accepted_per_step", summary.accepted_per_step()},
+                         {"emitted_per_step", summary.emitted_per_step()},
+                         {"accept_length", summary.accept_length()}});
+    file.create_group("provenance").set_attributes(provenance);
+    file.set_attribute(schema::kErrorsAttribute, summary.errors);
+    file.set_attribute(schema::kCompleteAttribute, int64_t{1});
+    file.close();
+    return summary;
+}
+
+ResultSummary ResultWriter::finish(const h5::Attributes& provenance) {
+    require(!finished_, "result writer: finish once");
+    commit();
+    fs::path whole = options_.out;
+    whole += ".tmp";
+    std::error_code ignored;
+    ResultSummary summary;
+    try {
+        summary = assemble(whole, provenance);
+        rename_durably(whole, options_.out);
+    } catch (...) {
+        fs::remove(whole, ignored);
+        throw;
+    }
+    finished_ = true;
+    fs::remove_all(parts_, ignored);
+    return summary;
+}
+
+}  // namespace quadrille

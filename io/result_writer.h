@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// generations.h5 from first to last: claims the name before anything is computed, commits finished
+// records in parts, assembles the parts in input order and renames the whole into place. What is
+// under OUT is therefore always complete. Memory: an index of the records and one part.
+#pragma once
+
+#include "io/generation_table.h"
+#include "io/h5.h"
+#include "io/records.h"
+#include "io/result_files.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+namespace quadrille {
+
+struct ResultOptions {
+    std::filesystem::path out;
+    bool overwrite = false;  // replace a generations file (nothing else is ever replaced)
+    // `id` is set by the writer, as are `origin` and `sources` unless the caller has set them.
+    GenerationLayout layout;
+    std::vector<RecordKey> records;  // those of the run, ascending: the rows of the file
+    std::vector<const Ids*> ids;     // of each prompt file, by prompt_index; outlive the writer
+    h5::Attributes fingerprint;      // what makes two runs the same run: run.h5
+    int group = 0;
+};
+
+// Keys of `count` records of one prompt file, one sample each.
+std::vector<RecordKey> first_records(int64_t count);
+
+struct ResultSummary {
+    int64_t records = 0;
+    int64_t errors = 0;  // records with status error
+    int64_t tokens = 0;
+    int64_t steps = 0;
+    int64_t drafted = 0;
+    int64_t accepted = 0;
+    int64_t emitted = 0;
+    std::vector<int64_t> by_position;  // (K)
+    std::vector<int64_t> histogram;    // (K + 1)
+
+    void add(const Generation& generation);
+    // NaN when there were no steps.
+    double accepted_per_step() const;
+    double emitted_per_step() const;
+    double accept_length() const { return 1.0 + accepted_per_step(); }
+};
+
+class ResultWriter {
+  public:
+    // Error{usage}, Error{io}: check_output. Makes OUT.parts with run.h5.
+    explicit ResultWriter(ResultOptions options);
+    // Removes OUT.parts unless a part was committed. Records held back are lost: commit() first.
+    ~ResultWriter();
+    ResultWriter(const ResultWriter&) = delete;
+    ResultWriter& operator=(const ResultWriter&) = delete;
+
+    const GenerationLayout& layout() const { return options_.layout; }
+    // A finished record, in any order, each once. Error{internal} where its statistics disagree.
+    void add(Generation generation);
+    void commit_if_old() { part_->commit_if_old(); }  // call now and then
+    void commit() { part_->commit(); }
+    bool is_done(const RecordKey& key) const { return done_[row_of(key)]; }
+
+    // Every record must have been added. Writes OUT.tmp from the parts, renames it to OUT, removes
+    // OUT.parts.
+    ResultSummary finish(const h5::Attributes& provenance);
+
+  private:
+    struct Place {
+        int32_t part = -1;
+        int32_t row = -1;
+    };
+    // Where each record lies, and the bounds of its tokens and trace steps in the whole file.
+    struct Index {
+        std::vector<Place> places;
+        std::vector<int64_t> offsets;
+        std::vector<int64_t> trace_offsets;
+    };
+
+    size_t row_of(const RecordKey& key) const;
+    RecordId id_of(const RecordKey& key) const;
+    Index index_parts(const std::vector<std::filesystem::path>& parts) const;
+    ResultSummary assemble(const std::filesystem::path& whole, const h5::Attributes& provenance);
+    void copy_part(const std::filesystem::path& path, int32_t part,
+                   const std::vector<Place>& places, GenerationTable& table,
+                   ResultSummary& summary) const;
+
+    ResultOptions options_;
+    std::filesystem::path parts_;
+    std::optional<PartWriter> part_;
+    std::vector<bool> done_;  // by row
+    bool finished_ = false;
+};
+
+}  // namespace quadrille
