@@ -57,7 +57,10 @@ int main(int argc, char** argv) {
     quadrille::test::the_session = &session;
     testing::InitGoogleTest(&argc, argv);
     testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
-    if (session.rank() != 0) delete listeners.Release(listeners.default_result_printer());
+    if (session.rank() != 0) {  // rank 0 prints and writes the report (--gtest_output) for all
+        delete listeners.Release(listeners.default_result_printer());
+        delete listeners.Release(listeners.default_xml_generator());
+    }
     // Last in the list: at the end of a test the last listener is called first.
     listeners.Append(std::make_unique<quadrille::test::Gatherer>().release());
     return RUN_ALL_TESTS();
