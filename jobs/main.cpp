@@ -3,6 +3,7 @@
 // and its exit code. `generate` runs on MPI ranks; every other job is one process and never
 // touches MPI. A job is offered once it is listed in kOffered and has its line below.
 #include "jobs/options.h"
+#include "jobs/pack.h"
 #include "kernels/check.h"
 #include "runtime/agree.h"
 #include "runtime/mpi.h"
@@ -20,7 +21,7 @@
 namespace quadrille {
 namespace {
 
-constexpr std::array<std::string_view, 0> kOffered = {};
+constexpr std::array<std::string_view, 1> kOffered = {"pack"};
 
 constexpr std::array<std::string_view, 3> kAlone = {"inspect", "pack", "unpack"};
 
@@ -37,6 +38,7 @@ int report(const Error& error) {
 // Jobs of one process: a line each.
 int run_alone(const Command& command) {
     if (const auto* text = std::get_if<ShowText>(&command)) return show(*text);
+    if (const auto* pack = std::get_if<PackOptions>(&command)) return run_pack(*pack);
     throw Error(ErrorKind::internal, "a job that is offered but not linked in");
 }
 
