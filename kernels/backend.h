@@ -228,11 +228,17 @@ class Backend {
     // values, ids (m, k): the k largest, descending, ties to the lowest id; missing: -inf and -1.
     virtual void top_k(View<float> values, View<int32_t> ids, View<const float> logits,
                        int32_t first_id, int32_t valid) = 0;
+    // values, ids (m, k): the k best of `count` lists that top_k made, descending, ties to the
+    // lowest id; missing: -inf and -1. Part p holds gapless (m, k) values at part_values + p *
+    // part_stride and ids at part_ids + p * part_stride.
+    virtual void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
+                             const int32_t* part_ids, int32_t count, int64_t part_stride) = 0;
 
     // ---- drafter (DFlash2); blocks of `block` rows, one per sequence
     // ------------------------------------- Context rows i of key, value (m, kv_heads * d) of one
     // layer: key is normed per head with k_norm (d), rotated at its position, and both are written
-    // to the ring. write[i] == 0: skip.
+    // to the ring. write[i] == 0: skip. A pass may be longer than the ring: the last row that is
+    // written to a place stays.
     virtual void draft_append(const DraftCache& cache, View<const float> key,
                               View<const float> value, const float* k_norm, const uint8_t* write,
                               const DraftAttentionParams& params, const Rows& rows) = 0;

@@ -54,6 +54,8 @@ class CpuBackend final : public Backend {
                 int32_t valid) override;
     void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
                int32_t valid) override;
+    void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
+                     const int32_t* part_ids, int32_t count, int64_t part_stride) override;
 
     // hyper.cpp
     void hyper_weights(View<float> pre, View<float> post, View<float> mix,

@@ -9,6 +9,36 @@
 
 namespace quadrille::cpu {
 
+namespace {
+
+// The best k of what was offered: values descending, equal ones by ascending id.
+struct Best {
+    float* values;
+    int32_t* ids;
+    int64_t k;
+    int64_t held = 0;
+
+    bool before(float value, int32_t id, int64_t at) const {
+        return value > values[at] || (value == values[at] && id < ids[at]);
+    }
+    void offer(float value, int32_t id) {
+        if (std::isnan(value) || k == 0 || (held == k && !before(value, id, k - 1))) return;
+        int64_t at = held < k ? held++ : k - 1;
+        for (; at > 0 && before(value, id, at - 1); --at) {
+            values[at] = values[at - 1];
+            ids[at] = ids[at - 1];
+        }
+        values[at] = value;
+        ids[at] = id;
+    }
+    void pad() const {
+        std::fill(values + held, values + k, -std::numeric_limits<float>::infinity());
+        std::fill(ids + held, ids + k, -1);
+    }
+};
+
+}  // namespace
+
 void CpuBackend::argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id,
                         int32_t valid) {
     require(valid >= 0 && valid <= logits.cols, "argmax: valid columns inside the row");
@@ -32,24 +62,28 @@ void CpuBackend::top_k(View<float> values, View<int32_t> ids, View<const float> 
     require(valid >= 0 && valid <= logits.cols, "top_k: valid columns inside the row");
     require(values.rows == logits.rows && ids.rows == logits.rows && values.cols == ids.cols,
             "top_k: values and ids are (m, k)");
-    const int64_t k = values.cols;
-    for (int64_t r = 0; r < logits.rows && k > 0; ++r) {
+    for (int64_t r = 0; r < logits.rows; ++r) {
         const float* x = logits.row(r);
-        float* best = values.row(r);
-        int32_t* id = ids.row(r);
-        int64_t held = 0;
-        for (int32_t c = 0; c < valid; ++c) {
-            // Columns come in ascending order: an equal value stays behind those already held.
-            if (std::isnan(x[c]) || (held == k && !(x[c] > best[k - 1]))) continue;
-            const int64_t at = std::upper_bound(best, best + held, x[c], std::greater<>()) - best;
-            held = std::min(held + 1, k);
-            std::copy_backward(best + at, best + held - 1, best + held);
-            std::copy_backward(id + at, id + held - 1, id + held);
-            best[at] = x[c];
-            id[at] = first_id + c;
+        Best best{values.row(r), ids.row(r), values.cols};
+        for (int32_t c = 0; c < valid; ++c) best.offer(x[c], first_id + c);
+        best.pad();
+    }
+}
+
+void CpuBackend::merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
+                             const int32_t* part_ids, int32_t count, int64_t part_stride) {
+    require(values.rows == ids.rows && values.cols == ids.cols,
+            "merge_top_k: values and ids are (m, k)");
+    const int64_t k = values.cols;
+    for (int64_t r = 0; r < values.rows; ++r) {
+        Best best{values.row(r), ids.row(r), k};
+        for (int32_t part = 0; part < count; ++part) {
+            const int64_t first = part * part_stride + r * k;
+            for (int64_t i = first; i < first + k; ++i) {
+                if (part_ids[i] >= 0) best.offer(part_values[i], part_ids[i]);
+            }
         }
-        std::fill(best + held, best + k, -std::numeric_limits<float>::infinity());
-        std::fill(id + held, id + k, -1);
+        best.pad();
     }
 }
 

@@ -78,6 +78,43 @@ TEST(Vocabulary, TopKNeverTakesNan) {
     EXPECT_TRUE(same(found.ids, std::vector<int32_t>{3, 1, 4, -1}));
 }
 
+// Shares of uneven width, some shorter than k, one empty: the merged lists are those of the whole
+// row, ties across shares included.
+TEST(Vocabulary, MergedListsOfSharesAreTheListOfTheWhole) {
+    cpu::CpuBackend backend;
+    Random random(5);
+    constexpr int64_t kRows = 9;
+    constexpr int32_t kWidth = 200;
+    const std::vector<int32_t> bounds = {0, 3, 3, 90, kWidth};
+    std::vector<float> logits(kRows * kWidth);
+    for (float& value : logits) value = static_cast<float>(random.integer(-9, 9));
+    logits[5] = NAN;
+    std::fill_n(logits.begin() + kWidth, kWidth, -kInfinity);
+    const View<const float> in(logits.data(), kRows, kWidth);
+    const auto parts = std::ssize(bounds) - 1;
+    for (const int64_t k : {1, 16, 250}) {
+        const int64_t stride = kRows * k + 3;
+        std::vector<float> part_values(static_cast<size_t>(parts * stride));
+        std::vector<int32_t> part_ids(part_values.size());
+        for (int64_t p = 0; p < parts; ++p) {
+            const int32_t first = bounds[static_cast<size_t>(p)];
+            const int32_t count = bounds[static_cast<size_t>(p) + 1] - first;
+            backend.top_k({part_values.data() + p * stride, kRows, k},
+                          {part_ids.data() + p * stride, kRows, k}, in.slice_cols(first, count),
+                          7 + first, count);
+        }
+        Guarded<float> whole_values(kRows, k), values(kRows, k, 2);
+        Guarded<int32_t> whole_ids(kRows, k), ids(kRows, k, 3);
+        backend.top_k(whole_values.view(), whole_ids.view(), in, 7, kWidth);
+        backend.merge_top_k(values.view(), ids.view(), part_values.data(), part_ids.data(),
+                            static_cast<int32_t>(parts), stride);
+        EXPECT_TRUE(values.written());
+        EXPECT_TRUE(ids.written());
+        EXPECT_TRUE(same(values.values(), whole_values.values())) << k;
+        EXPECT_TRUE(same(ids.values(), whole_ids.values())) << k;
+    }
+}
+
 TEST(Vocabulary, RowsAreIndependent) {
     cpu::CpuBackend backend;
     Random random(12);
