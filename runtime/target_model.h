@@ -57,6 +57,7 @@ class TargetModel {
     const ModelConfig& config() const { return config_; }
     const ShardPlan& plan() const { return plan_; }
     const ModelLimits& limits() const { return limits_; }
+    const std::vector<int64_t>& tap_layers() const { return tap_layers_; }
     const Matrix& embedding() const { return embedding_; }
     const Matrix& head() const { return head_; }
     int64_t weight_bytes() const { return loader_.bytes(); }

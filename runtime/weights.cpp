@@ -106,6 +106,24 @@ const float* WeightLoader::vector(const std::string& tensor_name, int64_t count,
     return joined({tensor_name}, count, 1, ranges);
 }
 
+const float* WeightLoader::tensor(const std::string& tensor_name,
+                                  const std::vector<int64_t>& shape) {
+    const std::string expected = fmt::format("[{}]", fmt::join(shape, ", "));
+    const Tensor& tensor = need(tensor_name, expected.c_str());
+    if (!is_float(tensor.dtype) || tensor.shape != shape) {
+        throw Error(
+            ErrorKind::input,
+            fmt::format("{}: tensor {}: expected BF16, F16 or F32 {}, found {}",
+                        checkpoint_.folder().string(), tensor_name, expected, tensor.describe()));
+    }
+    std::vector<float> values;
+    for (int64_t i = 0; i < tensor.elements(); ++i) {
+        values.push_back(load_float(tensor.bytes.data(), tensor.dtype, i));
+    }
+    return static_cast<const float*>(
+        store(values.data(), static_cast<int64_t>(values.size() * sizeof(float))));
+}
+
 const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64_t count,
                                   int64_t width, const std::vector<Range>& ranges) {
     std::vector<float> values;

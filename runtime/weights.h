@@ -47,6 +47,8 @@ class WeightLoader {
     // the tensor's shape may have extra dimensions of 1.
     const float* vector(const std::string& tensor, int64_t count);
     const float* vector(const std::string& tensor, int64_t count, const std::vector<Range>& ranges);
+    // A tensor of any float dtype and exactly this shape, as f32.
+    const float* tensor(const std::string& tensor, const std::vector<int64_t>& shape);
     // `ranges` of several (count, width) tensors, one after the other.
     const float* joined(const std::vector<std::string>& tensors, int64_t count, int64_t width,
                         const std::vector<Range>& ranges);
