@@ -2,6 +2,7 @@
 // The one program: reads the command line, chooses the job, turns an error into one printed line
 // and its exit code. `generate` runs on MPI ranks; every other job is one process and never
 // touches MPI. A job is offered once it is listed in kOffered and has its line below.
+#include "jobs/generate.h"
 #include "jobs/options.h"
 #include "jobs/pack.h"
 #include "kernels/check.h"
@@ -21,7 +22,7 @@
 namespace quadrille {
 namespace {
 
-constexpr std::array<std::string_view, 1> kOffered = {"pack"};
+constexpr std::array<std::string_view, 2> kOffered = {"generate", "pack"};
 
 constexpr std::array<std::string_view, 3> kAlone = {"inspect", "pack", "unpack"};
 
@@ -47,6 +48,9 @@ int run_alone(const Command& command) {
 int run_on_ranks(const Command& command, MpiSession& session) {
     if (const auto* text = std::get_if<ShowText>(&command)) {
         return session.rank() == 0 ? show(*text) : text->code;
+    }
+    if (const auto* generate = std::get_if<GenerateOptions>(&command)) {
+        return run_generate(*generate, session);
     }
     throw Error(ErrorKind::internal, "a job that is offered but not linked in");
 }

@@ -38,6 +38,7 @@ constexpr std::array kFromEnvironment = {
     FromEnvironment{"MAX_NUM_SEQS", "--max-seqs"},
 };
 constexpr const char* kCudaGraphs = "CUDA_GRAPHS";
+constexpr const char* kSlurmJob = "SLURM_JOB_ID";  // for provenance only
 
 [[noreturn]] void fail(const std::string& message) {
     throw Error(ErrorKind::usage, message);
@@ -358,6 +359,10 @@ class Parser {
         if (name == "inspect") return finished(inspect_);
         if (name == "pack") return finished(pack_);
         if (name == "unpack") return finished(unpack_);
+        const std::string slurm_job = fmt::format("{}=", kSlurmJob);
+        for (const std::string& entry : invocation.environment) {
+            if (entry.starts_with(slurm_job)) generate_.slurm_job = entry.substr(slurm_job.size());
+        }
         generate_.command_line = fmt::format("quadrille {}", fmt::join(invocation.arguments, " "));
         return finished(generate_);
     }
@@ -382,6 +387,7 @@ Invocation read_invocation(int argc, const char* const* argv) {
     };
     for (const FromEnvironment& entry : kFromEnvironment) take(entry.variable);
     take(kCudaGraphs);
+    take(kSlurmJob);
     return invocation;
 }
 

@@ -42,6 +42,7 @@ struct GenerateOptions {
     OutputExists output_exists = OutputExists::fail;
     bool dry_run = false;      // check everything, run nothing, write nothing
     std::string command_line;  // as given, for provenance
+    std::string slurm_job;     // "" outside Slurm
 };
 
 struct InspectOptions {

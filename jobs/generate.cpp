@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Start-up in phases that all ranks agree on (docs/design.md §8), then one loop: records in,
+// passes, generations out. The leader of a group reads and writes; its other ranks only compute.
+#include "jobs/generate.h"
+
+#include "io/model_config.h"
+#include "io/result_writer.h"
+#include "io/safetensors.h"
+#include "io/tokenizer.h"
+#include "jobs/provenance.h"
+#include "jobs/record_source.h"
+#include "jobs/summary.h"
+#include "kernels/backend.h"
+#include "runtime/agree.h"
+#include "runtime/engine.h"
+#include "runtime/fatal.h"
+#include "runtime/groups.h"
+#include "runtime/log.h"
+#include "runtime/position.h"
+#include "runtime/record_block.h"
+#include "runtime/target_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+
+namespace quadrille {
+
+namespace {
+
+constexpr int64_t kSlice = 256;  // records a leader reads at once
+
+// What every rank must know and only the leader can find out.
+struct RunShape {
+    int64_t records = 0;
+    int64_t capacity = 0;      // tokens per slot
+    int64_t known_tokens = 0;  // ids from here on are never chosen
+};
+
+class GenerateJob {
+  public:
+    GenerateJob(const GenerateOptions& options, MpiSession& session);
+    int run();
+
+  private:
+    bool leads() const { return session_.rank() == 0; }
+    void read_checkpoint();
+    void open_files();
+    void load_model();
+    ModelLimits limits() const;
+    void show_plan() const;
+
+    bool refill(Engine& engine);
+    void deliver(Engine& engine);
+    void finish(const Engine& engine);
+    std::string text_of(const Generation& generation) const;
+
+    const GenerateOptions& options_;
+    MpiSession& session_;
+    Communicator& comm_;
+    Log log_;
+    Position position_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    std::string started_ = utc_now();
+    int32_t k_ = 0;
+    RunShape shape_;
+    std::unique_ptr<Backend> backend_;
+    ModelConfig config_;
+    std::optional<Checkpoint> checkpoint_;
+    // Leader only.
+    std::unique_ptr<Tokenizer> tokenizer_;
+    std::optional<RecordSource> source_;
+    std::optional<ResultWriter> writer_;
+    int64_t next_record_ = 0;
+    ResultSummary totals_;
+
+    std::optional<TargetModel> model_;
+};
+
+GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
+    : options_(options), session_(session), comm_(session.world()), log_(session.rank() == 0) {
+    agree(comm_, "ranks", [&] {
+        const Placement placement =
+            place_ranks(session.hosts(), options.tp)[static_cast<size_t>(session.rank())];
+        if (placement.groups > 1) {
+            throw Error(ErrorKind::usage,
+                        fmt::format("--tp {}: {} ranks would form {} groups; several groups in one "
+                                    "job are not supported yet: start one job a group",
+                                    options.tp, session.size(), placement.groups));
+        }
+        if (options.prompts.size() != 1) {
+            throw Error(ErrorKind::usage, fmt::format("--prompts: expected one file, found {}",
+                                                      options.prompts.size()));
+        }
+        backend_ = make_backend(options.backend == "auto" ? "cpu" : options.backend);
+    });
+    agree(comm_, "checkpoint", [&] { read_checkpoint(); });
+    agree(comm_, "files", [&] {
+        if (leads()) open_files();
+    });
+    comm_.broadcast_host(&shape_, sizeof shape_, 0);
+    if (options.dry_run) return;
+    agree(comm_, "weights", [&] { load_model(); });
+}
+
+void GenerateJob::read_checkpoint() {
+    config_ = read_model_config(options_.target);
+    plan_shards(config_, comm_.size(), comm_.rank());
+    checkpoint_.emplace(options_.target);
+}
+
+void GenerateJob::open_files() {
+    const bool with_tokenizer = has_tokenizer(options_.target) && text_supported();
+    if (with_tokenizer) tokenizer_ = make_tokenizer(options_.target);
+    source_.emplace(options_, config_.vocab_size, tokenizer_.get());
+    for (const std::string& notice : source_->notices()) log_.notice(notice);
+    if (options_.strict) {
+        const std::string error = source_->first_error();
+        if (!error.empty()) {
+            throw Error(ErrorKind::input,
+                        fmt::format("{}: {} (--strict)", options_.prompts.front(), error));
+        }
+    }
+    shape_.records = source_->record_count();
+    shape_.capacity = options_.max_context > 0 ? options_.max_context : source_->largest_total();
+    shape_.capacity = std::clamp<int64_t>(shape_.capacity, 2, config_.max_position_embeddings);
+    shape_.known_tokens = tokenizer_ ? tokenizer_->size() : config_.vocab_size;
+    source_->set_context(shape_.capacity);
+
+    if (options_.dry_run) {
+        check_output(options_.out, options_.output_exists == OutputExists::overwrite);
+        return;
+    }
+    ResultOptions results;
+    results.out = options_.out;
+    results.overwrite = options_.output_exists == OutputExists::overwrite;
+    results.layout.k = k_;
+    results.layout.text = tokenizer_ && !options_.no_text;
+    results.records = first_records(shape_.records);
+    results.ids = {&source_->ids()};
+    results.fingerprint =
+        fingerprint(options_, *checkpoint_, tokenizer_.get(), k_, shape_.capacity, *backend_);
+    writer_.emplace(std::move(results));
+}
+
+ModelLimits GenerateJob::limits() const {
+    const int64_t slots =
+        std::clamp<int64_t>(options_.max_seqs, 1, std::max<int64_t>(shape_.records, 1));
+    // No pass is larger than all records at full length.
+    const int64_t whole =
+        (slots * shape_.capacity + kPrefillGrid - 1) / kPrefillGrid * kPrefillGrid;
+    const int64_t rows = std::max(std::min(options_.max_batched_tokens, whole), slots * (k_ + 1));
+    return {.slots = static_cast<int32_t>(slots),
+            .capacity = shape_.capacity,
+            .max_rows = static_cast<int32_t>(rows),
+            .max_block = k_ + 1};
+}
+
+void GenerateJob::load_model() {
+    model_.emplace(*backend_, comm_, position_, config_, *checkpoint_, limits());
+    const std::string skipped = model_->skipped_tensors();
+    if (!skipped.empty()) log_.notice(fmt::format("skipped tensors: {}", skipped));
+}
+
+void GenerateJob::show_plan() const {
+    const ModelLimits plan = limits();
+    fmt::print("{} records, {} ranks, {} slots of {} tokens, passes of up to {} rows\n",
+               shape_.records, comm_.size(), plan.slots, plan.capacity, plan.max_rows);
+}
+
+bool GenerateJob::refill(Engine& engine) {
+    std::vector<Prompt> prompts;
+    if (leads()) {
+        prompts = source_->read(next_record_, kSlice);
+        next_record_ += std::ssize(prompts);
+    }
+    prompts = broadcast_records(comm_, 0, std::move(prompts));
+    const bool more = !prompts.empty();
+    for (Prompt& prompt : prompts) engine.submit(std::move(prompt));
+    return more;
+}
+
+std::string GenerateJob::text_of(const Generation& generation) const {
+    const bool ended = generation.finish_reason == FinishReason::eos ||
+                       generation.finish_reason == FinishReason::stop;
+    const std::span<const int32_t> tokens(generation.tokens);
+    return tokenizer_->decode(tokens.first(tokens.size() - (ended ? 1 : 0)), true);
+}
+
+void GenerateJob::deliver(Engine& engine) {
+    for (Generation& generation : engine.take_finished()) {
+        totals_.add(generation);
+        if (!leads()) continue;
+        if (writer_->layout().text) generation.text = text_of(generation);
+        writer_->add(std::move(generation));
+    }
+    if (leads()) writer_->commit_if_old();
+    log_.progress({.done = totals_.records,
+                   .total = shape_.records,
+                   .tokens = engine.stats().emitted,
+                   .accept_length = k_ > 0 ? totals_.accept_length() : 0.0});
+}
+
+void GenerateJob::finish(const Engine& engine) {
+    if (!leads()) return;
+    log_.finish({.done = totals_.records,
+                 .total = shape_.records,
+                 .tokens = engine.stats().emitted,
+                 .accept_length = k_ > 0 ? totals_.accept_length() : 0.0});
+    totals_ = writer_->finish(provenance(options_, started_, session_, *backend_, comm_,
+                                         *checkpoint_, k_, shape_.records));
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    fmt::print("{}", summary_table(totals_, engine.stats(), k_, seconds, options_.out));
+}
+
+int GenerateJob::run() {
+    if (options_.dry_run) {
+        if (leads()) show_plan();
+        return 0;
+    }
+    Engine engine(*backend_, comm_, position_, *model_, nullptr,
+                  {.max_batched_tokens = static_cast<int32_t>(model_->limits().max_rows /
+                                                              kPrefillGrid * kPrefillGrid),
+                   .k = k_,
+                   .known_tokens = shape_.known_tokens,
+                   .eos = config_.eos_token_ids});
+    Fatal fatal({.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
+                position_, &MpiSession::abort);
+    if (leads()) fatal.at_end([&] { writer_->commit(); });
+    return fatal.guard([&] {
+        bool more = true;
+        while (more || !engine.idle()) {
+            while (more && engine.queued() < model_->limits().slots) more = refill(engine);
+            engine.step();
+            deliver(engine);
+        }
+        finish(engine);
+        return options_.fail_on_error && totals_.errors > 0 ? 1 : 0;
+    });
+}
+
+}  // namespace
+
+int run_generate(const GenerateOptions& options, MpiSession& session) {
+    return GenerateJob(options, session).run();
+}
+
+}  // namespace quadrille

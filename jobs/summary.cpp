@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/summary.h"
+
+#include <fmt/format.h>
+
+namespace quadrille {
+
+std::string summary_table(const ResultSummary& totals, const EngineStats& stats, int32_t k,
+                          double seconds, const std::string& out) {
+    const auto ratio = [](auto a, auto b) {
+        return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0.0;
+    };
+    std::string text;
+    const auto line = [&](const char* title, const std::string& value) {
+        text += fmt::format("{:<15}{}\n", title, value);
+    };
+    line("records",
+         fmt::format("{} ok, {} with an error", totals.records - totals.errors, totals.errors));
+    line("tokens", fmt::format("{} read, {} written", stats.prefill_tokens, totals.tokens));
+    line("time", fmt::format("{:.2f} s: prefill {:.2f} s, decode {:.2f} s", seconds,
+                             stats.prefill_seconds, stats.decode_seconds));
+    line("prefill",
+         fmt::format("{:.1f} tokens/s", ratio(stats.prefill_tokens, stats.prefill_seconds)));
+    line("decode", fmt::format("{:.1f} tokens/s; {} passes of {:.2f} ms, {:.1f} records each",
+                               ratio(totals.emitted, stats.decode_seconds), stats.decode_steps,
+                               1e3 * ratio(stats.decode_seconds, stats.decode_steps),
+                               ratio(totals.steps, stats.decode_steps)));
+    if (k > 0 && totals.steps > 0) {
+        std::string positions;
+        for (const int64_t count : totals.by_position) {
+            positions += fmt::format(" {:.3f}", ratio(count, totals.steps));
+        }
+        line("accept length", fmt::format("{:.3f} at K = {}; drafts accepted by position:{}",
+                                          totals.accept_length(), k, positions));
+    }
+    line("output", out);
+    return text;
+}
+
+}  // namespace quadrille
