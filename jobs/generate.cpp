@@ -3,6 +3,8 @@
 // passes, generations out. The leader of a group reads and writes; its other ranks only compute.
 #include "jobs/generate.h"
 
+#include "drafter/dflash2.h"
+#include "drafter/draft_plan.h"
 #include "io/model_config.h"
 #include "io/result_writer.h"
 #include "io/safetensors.h"
@@ -70,6 +72,8 @@ class GenerateJob {
     std::unique_ptr<Backend> backend_;
     ModelConfig config_;
     std::optional<Checkpoint> checkpoint_;
+    std::optional<DraftConfig> draft_config_;  // absent: no drafter
+    std::optional<Checkpoint> draft_checkpoint_;
     // Leader only.
     std::unique_ptr<Tokenizer> tokenizer_;
     std::optional<RecordSource> source_;
@@ -78,6 +82,7 @@ class GenerateJob {
     ResultSummary totals_;
 
     std::optional<TargetModel> model_;
+    std::optional<DFlash2> drafter_;
 };
 
 GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
@@ -110,6 +115,13 @@ void GenerateJob::read_checkpoint() {
     config_ = read_model_config(options_.target);
     plan_shards(config_, comm_.size(), comm_.rank());
     checkpoint_.emplace(options_.target);
+    if (options_.draft == "none") return;
+    k_ = static_cast<int32_t>(options_.k);
+    draft_config_ = read_draft_config(options_.draft);
+    check_draft_config(*draft_config_, config_, k_);
+    plan_draft(*draft_config_, options_.draft_placement, comm_.size(), comm_.rank());
+    draft_checkpoint_.emplace(options_.draft);
+    check_draft_tensors(*draft_config_, *draft_checkpoint_);
 }
 
 void GenerateJob::open_files() {
@@ -142,7 +154,8 @@ void GenerateJob::open_files() {
     results.records = first_records(shape_.records);
     results.ids = {&source_->ids()};
     results.fingerprint =
-        fingerprint(options_, *checkpoint_, tokenizer_.get(), k_, shape_.capacity, *backend_);
+        fingerprint(options_, *checkpoint_, draft_checkpoint_ ? &*draft_checkpoint_ : nullptr,
+                    tokenizer_.get(), k_, shape_.capacity, *backend_);
     writer_.emplace(std::move(results));
 }
 
@@ -160,7 +173,13 @@ ModelLimits GenerateJob::limits() const {
 }
 
 void GenerateJob::load_model() {
-    model_.emplace(*backend_, comm_, position_, config_, *checkpoint_, limits());
+    model_.emplace(*backend_, comm_, position_, config_, *checkpoint_, limits(),
+                   draft_config_ ? draft_config_->target_layer_ids : std::vector<int64_t>{});
+    if (draft_config_) {
+        drafter_.emplace(*backend_, comm_, position_, *draft_config_, *draft_checkpoint_, *model_,
+                         DraftOptions{.placement = options_.draft_placement,
+                                      .known_tokens = shape_.known_tokens});
+    }
     const std::string skipped = model_->skipped_tensors();
     if (!skipped.empty()) log_.notice(fmt::format("skipped tensors: {}", skipped));
 }
@@ -210,8 +229,9 @@ void GenerateJob::finish(const Engine& engine) {
                  .total = shape_.records,
                  .tokens = engine.stats().emitted,
                  .accept_length = k_ > 0 ? totals_.accept_length() : 0.0});
-    totals_ = writer_->finish(provenance(options_, started_, session_, *backend_, comm_,
-                                         *checkpoint_, k_, shape_.records));
+    totals_ = writer_->finish(
+        provenance(options_, started_, session_, *backend_, comm_, *checkpoint_,
+                   draft_checkpoint_ ? &*draft_checkpoint_ : nullptr, k_, shape_.records));
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     fmt::print("{}", summary_table(totals_, engine.stats(), k_, seconds, options_.out));
@@ -222,7 +242,7 @@ int GenerateJob::run() {
         if (leads()) show_plan();
         return 0;
     }
-    Engine engine(*backend_, comm_, position_, *model_, nullptr,
+    Engine engine(*backend_, comm_, position_, *model_, drafter_ ? &*drafter_ : nullptr,
                   {.max_batched_tokens = static_cast<int32_t>(model_->limits().max_rows /
                                                               kPrefillGrid * kPrefillGrid),
                    .k = k_,

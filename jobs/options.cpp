@@ -115,7 +115,7 @@ void add_generate(CLI::App& app, GenerateOptions& options) {
     text("--target", options.target, "a checkpoint folder", "checkpoint (or EXL3_MODEL)", "DIR");
     text("--draft", options.draft, "a drafter's folder or none", "drafter (or DFLASH_DRAFT) [none]",
          "DIR");
-    number("--k", options.k, 0, 7, "drafts per step (or DFLASH_K) [2 with a drafter]");
+    number("--k", options.k, 0, 63, "drafts per step (or DFLASH_K) [2 with a drafter]");
     app.add_option("--prompts", options.prompts, "prompts, HDF5")
         ->check(not_empty("a prompts file"))
         ->option_text("FILE...");
@@ -156,6 +156,16 @@ void add_generate(CLI::App& app, GenerateOptions& options) {
     app.add_option("--comm", options.comm, "auto or mpi [auto]")
         ->check(one_of({"auto", "mpi"}))
         ->option_text("NAME")
+        ->group(running);
+    app.add_option_function<std::string>(
+           "--draft-placement",
+           [&options](const std::string& where) {
+               options.draft_placement =
+                   where == "sharded" ? DraftPlacement::sharded : DraftPlacement::replicated;
+           },
+           "sharded or replicated drafter [sharded]")
+        ->check(one_of({"sharded", "replicated"}))
+        ->option_text("WHERE")
         ->group(running);
     app.add_flag("--eager", options.eager, "no CUDA graphs (or CUDA_GRAPHS=0)")->group(running);
     add_output_exists(app, options.output_exists)->group(running);

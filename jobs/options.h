@@ -4,6 +4,7 @@
 // values, so that every rank can run it on rank 0's and come to the same result or error.
 #pragma once
 
+#include "drafter/draft_plan.h"
 #include "io/records.h"
 
 #include <cstdint>
@@ -37,7 +38,8 @@ struct GenerateOptions {
     int64_t tp = 0;                     // ranks that share one copy of the model; 0: all
     std::string backend = "auto";       // auto, cpu
     std::string comm = "auto";          // auto, mpi
-    bool eager = false;                 // no CUDA graphs
+    DraftPlacement draft_placement = DraftPlacement::sharded;
+    bool eager = false;  // no CUDA graphs
 
     OutputExists output_exists = OutputExists::fail;
     bool dry_run = false;      // check everything, run nothing, write nothing

@@ -48,10 +48,11 @@ std::string utc_now() {
 }
 
 h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
-                           const Tokenizer* tokenizer, int64_t k, int64_t context,
-                           const Backend& backend) {
+                           const Checkpoint* drafter, const Tokenizer* tokenizer, int64_t k,
+                           int64_t context, const Backend& backend) {
     h5::Attributes fields = sampling(options.record, options.seed);
     fields["checkpoint_digest"] = checkpoint.digest();
+    fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
     fields["tokenizer_digest"] = tokenizer == nullptr ? std::string() : tokenizer->digest();
     fields["prompts_digest"] = file_digest(options.prompts.front());
     fields["k"] = k;
@@ -64,8 +65,8 @@ h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& che
 
 h5::Attributes provenance(const GenerateOptions& options, const std::string& start,
                           const MpiSession& session, const Backend& backend,
-                          const Communicator& comm, const Checkpoint& checkpoint, int64_t k,
-                          int64_t records_computed) {
+                          const Communicator& comm, const Checkpoint& checkpoint,
+                          const Checkpoint* drafter, int64_t k, int64_t records_computed) {
     h5::Attributes fields = sampling(options.record, options.seed);
     fields["version"] = version();
     fields["commit"] = commit();
@@ -77,6 +78,7 @@ h5::Attributes provenance(const GenerateOptions& options, const std::string& sta
     fields["comm"] = comm.name();
     fields["target"] = options.target;
     fields["checkpoint_digest"] = checkpoint.digest();
+    fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
     fields["draft"] = options.draft;
     fields["k"] = k;
     fields["max_seqs"] = options.max_seqs;

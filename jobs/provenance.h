@@ -18,14 +18,15 @@ namespace quadrille {
 
 std::string utc_now();  // ISO 8601
 
-// What makes two runs the same: the number of ranks and the batch are not part of it.
+// What makes two runs the same; `drafter` and `tokenizer` may be nullptr. The number of ranks and
+// the batch are not part of it.
 h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
-                           const Tokenizer* tokenizer, int64_t k, int64_t context,
-                           const Backend& backend);
+                           const Checkpoint* drafter, const Tokenizer* tokenizer, int64_t k,
+                           int64_t context, const Backend& backend);
 
 h5::Attributes provenance(const GenerateOptions& options, const std::string& start,
                           const MpiSession& session, const Backend& backend,
-                          const Communicator& comm, const Checkpoint& checkpoint, int64_t k,
-                          int64_t records_computed);
+                          const Communicator& comm, const Checkpoint& checkpoint,
+                          const Checkpoint* drafter, int64_t k, int64_t records_computed);
 
 }  // namespace quadrille
