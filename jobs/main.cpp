@@ -3,8 +3,10 @@
 // and its exit code. `generate` runs on MPI ranks; every other job is one process and never
 // touches MPI. A job is offered once it is listed in kOffered and has its line below.
 #include "jobs/generate.h"
+#include "jobs/inspect.h"
 #include "jobs/options.h"
 #include "jobs/pack.h"
+#include "jobs/unpack.h"
 #include "kernels/check.h"
 #include "runtime/agree.h"
 #include "runtime/mpi.h"
@@ -22,7 +24,7 @@
 namespace quadrille {
 namespace {
 
-constexpr std::array<std::string_view, 2> kOffered = {"generate", "pack"};
+constexpr std::array<std::string_view, 4> kOffered = {"generate", "inspect", "pack", "unpack"};
 
 constexpr std::array<std::string_view, 3> kAlone = {"inspect", "pack", "unpack"};
 
@@ -39,7 +41,9 @@ int report(const Error& error) {
 // Jobs of one process: a line each.
 int run_alone(const Command& command) {
     if (const auto* text = std::get_if<ShowText>(&command)) return show(*text);
+    if (const auto* inspect = std::get_if<InspectOptions>(&command)) return run_inspect(*inspect);
     if (const auto* pack = std::get_if<PackOptions>(&command)) return run_pack(*pack);
+    if (const auto* unpack = std::get_if<UnpackOptions>(&command)) return run_unpack(*unpack);
     throw Error(ErrorKind::internal, "a job that is offered but not linked in");
 }
 

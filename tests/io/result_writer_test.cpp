@@ -7,6 +7,7 @@
 #include "io/schema.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"
+#include "tests/support/made_results.h"
 #include "tests/support/peak_memory.h"
 #include "tests/support/temp_folder.h"
 
@@ -23,35 +24,10 @@ namespace {
 
 using test::expect_error;
 using test::Golden;
+using test::make_generation;
 using test::TempFolder;
 
 namespace fs = std::filesystem;
-
-// Consistent statistics for `tokens` tokens: steps accept 0, 1, … K drafts in turn.
-Generation make(int64_t index, int64_t tokens, int64_t k) {
-    Generation g;
-    g.prompt_index = index;
-    for (int64_t i = 0; i < tokens; ++i)
-        g.tokens.push_back(static_cast<int32_t>((index * 31 + i) % 1000));
-    g.finish_reason = tokens % 2 == 0 ? FinishReason::eos : FinishReason::length;
-    g.text = "text " + std::to_string(index);
-    Acceptance& a = g.acceptance;
-    a.by_position.assign(static_cast<size_t>(k), 0);
-    a.histogram.assign(static_cast<size_t>(k) + 1, 0);
-    for (int64_t left = tokens - 1, turn = 0; left > 0; ++turn) {
-        const int64_t accepted = std::min({turn % (k + 1), left, k});
-        const int64_t emitted = std::min(accepted + 1, left);
-        ++a.steps;
-        a.drafted += std::min(k, left);
-        a.accepted += accepted;
-        a.emitted += emitted;
-        ++a.histogram[static_cast<size_t>(accepted)];
-        for (int64_t i = 0; i < accepted; ++i) ++a.by_position[static_cast<size_t>(i)];
-        a.trace.push_back(static_cast<uint8_t>(accepted));
-        left -= emitted;
-    }
-    return g;
-}
 
 void expect_equal(const Generation& a, const Generation& b) {
     EXPECT_EQ(key_of(a), key_of(b));
@@ -83,7 +59,7 @@ class ResultWriterTest : public testing::Test {
 
     void write_complete(int64_t records) const {
         ResultWriter writer(options(records));
-        for (int64_t i = 0; i < records; ++i) writer.add(make(i, 3, 2));
+        for (int64_t i = 0; i < records; ++i) writer.add(make_generation(i, 3, 2));
         writer.finish({});
     }
 
@@ -97,16 +73,11 @@ TEST_F(ResultWriterTest, WritesTheSchemaInInputOrder) {
     o.ids = {&ids};
     {
         ResultWriter writer(o);
-        Generation failed;
-        failed.prompt_index = 2;
-        failed.status = Status::error;
-        failed.finish_reason = FinishReason::error;
-        failed.error = "empty prompt";
-        writer.add(make(3, 2, 2));
-        writer.add(failed);
-        writer.add(make(0, 7, 2));
+        writer.add(make_generation(3, 2, 2));
+        writer.add(test::make_failure(2, "empty prompt"));
+        writer.add(make_generation(0, 7, 2));
         writer.commit();
-        writer.add(make(1, 1, 2));
+        writer.add(make_generation(1, 1, 2));
         const ResultSummary summary = writer.finish(
             {{"version", "1"}, {"k", int64_t{2}}, {"hosts", std::vector<std::string>{"x", "y"}}});
         EXPECT_EQ(summary.records, 4);
@@ -192,7 +163,7 @@ TEST_F(ResultWriterTest, RoundTripsEverything) {
             for (const int32_t sample : {0, 1}) o.records.push_back({source, index, sample});
     std::vector<Generation> made;
     for (const RecordKey& key : o.records) {
-        Generation g = make(key.prompt_index, 4 + key.source * 9 + key.sample, 3);
+        Generation g = make_generation(key.prompt_index, 4 + key.source * 9 + key.sample, 3);
         g.source = key.source;
         g.sample = key.sample;
         if (key.sample == 0)
@@ -242,7 +213,7 @@ TEST_F(ResultWriterTest, WritesAShardOfTheRecords) {
     o.ids = {&ids};
     for (const int64_t index : {1, 3, 5}) o.records.push_back({0, index, 0});
     ResultWriter writer(o);
-    for (const int64_t index : {5, 1, 3}) writer.add(make(index, 2, 2));
+    for (const int64_t index : {5, 1, 3}) writer.add(make_generation(index, 2, 2));
     writer.finish({});
     const Golden file(out_);
     EXPECT_EQ(file.read<int64_t>("generations/prompt_index").values,
@@ -252,7 +223,7 @@ TEST_F(ResultWriterTest, WritesAShardOfTheRecords) {
 
 TEST_F(ResultWriterTest, StoresTextThatHdf5CannotHold) {
     ResultWriter writer(options(1));
-    Generation g = make(0, 2, 2);
+    Generation g = make_generation(0, 2, 2);
     g.text = std::string("a\0b\xFF", 4);
     writer.add(g);
     writer.finish({});
@@ -262,7 +233,7 @@ TEST_F(ResultWriterTest, StoresTextThatHdf5CannotHold) {
 TEST_F(ResultWriterTest, CommitsPartsOf256Records) {
     {
         ResultWriter writer(options(600));
-        for (int64_t i = 600; i-- > 0;) writer.add(make(i, i % 5, 2));
+        for (int64_t i = 600; i-- > 0;) writer.add(make_generation(i, i % 5, 2));
         std::vector<std::string> names;
         for (const fs::path& part : list_parts(parts())) names.push_back(part.filename());
         EXPECT_EQ(names, (std::vector<std::string>{"part-0-000000.h5", "part-0-000001.h5"}));
@@ -280,7 +251,8 @@ TEST_F(ResultWriterTest, CommitsPartsOf256Records) {
         writer.finish({});
     }
     const auto read = GenerationReader(out_, schema::kGenerations).read(0, 600);
-    for (int64_t i = 0; i < 600; ++i) expect_equal(read[static_cast<size_t>(i)], make(i, i % 5, 2));
+    for (int64_t i = 0; i < 600; ++i)
+        expect_equal(read[static_cast<size_t>(i)], make_generation(i, i % 5, 2));
 }
 
 TEST_F(ResultWriterTest, KeepsCommittedPartsAndRemovesTheRest) {
@@ -291,7 +263,7 @@ TEST_F(ResultWriterTest, KeepsCommittedPartsAndRemovesTheRest) {
     EXPECT_FALSE(fs::exists(parts()));
     {
         ResultWriter writer(options(3));
-        writer.add(make(1, 4, 2));
+        writer.add(make_generation(1, 4, 2));
         writer.commit();
         writer.commit();  // nothing held back: no second part
     }
@@ -304,12 +276,12 @@ TEST_F(ResultWriterTest, KeepsCommittedPartsAndRemovesTheRest) {
 
 TEST_F(ResultWriterTest, TheFirstPartInNameOrderCounts) {
     ResultWriter writer(options(2));
-    writer.add(make(0, 4, 2));
+    writer.add(make_generation(0, 4, 2));
     writer.commit();
     PartWriter other(parts(), 1, writer.layout());
-    other.add(make(0, 9, 2));
+    other.add(make_generation(0, 9, 2));
     other.commit();
-    writer.add(make(1, 3, 2));
+    writer.add(make_generation(1, 3, 2));
     writer.finish({});
     EXPECT_EQ(Golden(out_).read<int64_t>("generations/offsets").values,
               (std::vector<int64_t>{0, 4, 7}));
@@ -317,10 +289,10 @@ TEST_F(ResultWriterTest, TheFirstPartInNameOrderCounts) {
 
 TEST_F(ResultWriterTest, PartNumbersGoOn) {
     ResultWriter writer(options(2));
-    writer.add(make(0, 4, 2));
+    writer.add(make_generation(0, 4, 2));
     writer.commit();
     PartWriter again(parts(), 0, writer.layout());
-    again.add(make(1, 4, 2));
+    again.add(make_generation(1, 4, 2));
     again.commit();
     EXPECT_TRUE(fs::exists(parts() / "part-0-000001.h5"));
     writer.finish({});
@@ -336,7 +308,7 @@ TEST_F(ResultWriterTest, NeverReplacesWhatItMayNot) {
     o.overwrite = true;
     {
         ResultWriter writer(o);
-        writer.add(make(0, 5, 2));
+        writer.add(make_generation(0, 5, 2));
         EXPECT_EQ(GenerationReader(out_, schema::kGenerations).record_count(), 2);  // until the end
         writer.finish({});
     }
@@ -384,20 +356,21 @@ TEST_F(ResultWriterTest, SaysSoBeforeTheRunWhenItCannotWrite) {
 
 TEST_F(ResultWriterTest, RefusesRecordsTheRunDoesNotHave) {
     ResultWriter writer(options(2));
-    writer.add(make(0, 3, 2));
-    expect_error(ErrorKind::internal, {"record 0", "twice"}, [&] { writer.add(make(0, 3, 2)); });
+    writer.add(make_generation(0, 3, 2));
+    expect_error(ErrorKind::internal, {"record 0", "twice"},
+                 [&] { writer.add(make_generation(0, 3, 2)); });
     expect_error(ErrorKind::internal, {"record 2", "not of this run"},
-                 [&] { writer.add(make(2, 3, 2)); });
+                 [&] { writer.add(make_generation(2, 3, 2)); });
     expect_error(ErrorKind::internal, {"record 1", "never finished"}, [&] { writer.finish({}); });
     EXPECT_FALSE(fs::exists(out_));
     EXPECT_FALSE(fs::exists(out_.string() + ".tmp"));
-    writer.add(make(1, 3, 2));
+    writer.add(make_generation(1, 3, 2));
     writer.finish({});
     EXPECT_TRUE(fs::exists(out_));
 }
 
 TEST_F(ResultWriterTest, ChecksTheIdentitiesOfEveryRecord) {
-    const Generation good = make(0, 12, 2);
+    const Generation good = make_generation(0, 12, 2);
     EXPECT_EQ(find_violation(good, 2), "");
     const auto breaks = [&](const char* part, const std::function<void(Generation&)>& change) {
         Generation bad = good;
@@ -479,7 +452,7 @@ TEST_F(ResultWriterTest, AssemblesLargeResultsInBoundedMemory) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         std::swap(order[i], order[i + (state >> 60)]);
     }
-    for (const int64_t index : order) writer.add(make(index, 1 + index % 200, 2));
+    for (const int64_t index : order) writer.add(make_generation(index, 1 + index % 200, 2));
     const ResultSummary summary = writer.finish({});
     EXPECT_EQ(summary.records, kRecords);
     // 20 million tokens would be 80 MB; the index takes 16 + 8 + 8 bytes a record.
@@ -488,7 +461,7 @@ TEST_F(ResultWriterTest, AssemblesLargeResultsInBoundedMemory) {
     ASSERT_EQ(reader.record_count(), kRecords);
     for (const int64_t index : {0, 1, 99'999, 199'998, 199'999})
         expect_equal(reader.read(index, 1).front(), [&] {
-            Generation g = make(index, 1 + index % 200, 2);
+            Generation g = make_generation(index, 1 + index % 200, 2);
             g.text.clear();
             return g;
         }());

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/unpack.h"
+
+#include "io/files.h"
+#include "io/generation_reader.h"
+#include "io/schema.h"
+#include "kernels/check.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr int64_t kSlice = 256;
+
+// Lines to a file, which takes its name when it is whole, or to standard output.
+class LineWriter {
+  public:
+    explicit LineWriter(const std::string& out) : out_(out) {
+        if (to_stdout()) return;
+        unfinished_ = out_ + ".tmp";
+        file_.reset(std::fopen(unfinished_.c_str(), "wb"));
+        if (!file_) fail("create", errno);
+    }
+    ~LineWriter() {
+        if (unfinished_.empty()) return;
+        std::error_code ignored;
+        fs::remove(unfinished_, ignored);
+    }
+    LineWriter(const LineWriter&) = delete;
+    LineWriter& operator=(const LineWriter&) = delete;
+
+    void write(const std::string& line) {
+        if (std::fwrite(line.data(), 1, line.size(), stream()) != line.size()) fail("write", errno);
+    }
+    void finish() {
+        if (std::fflush(stream()) != 0) fail("write", errno);
+        if (to_stdout()) return;
+        if (std::fclose(file_.release()) != 0) fail("close", errno);
+        sync_file(unfinished_);
+        rename_durably(unfinished_, out_);
+        unfinished_.clear();
+    }
+
+  private:
+    struct Close {
+        void operator()(std::FILE* file) const { std::fclose(file); }
+    };
+
+    bool to_stdout() const { return out_ == "-"; }
+    std::FILE* stream() const { return to_stdout() ? stdout : file_.get(); }
+    [[noreturn]] void fail(const char* verb, int reason) const {
+        throw Error(ErrorKind::io,
+                    fmt::format("{}: cannot {}: {}", to_stdout() ? "standard output" : out_, verb,
+                                system_reason(reason)));
+    }
+
+    std::string out_;
+    std::string unfinished_;
+    std::unique_ptr<std::FILE, Close> file_;
+};
+
+ordered_json acceptance_json(const Acceptance& a, bool trace) {
+    ordered_json out = {
+        {"steps", a.steps},     {"drafted", a.drafted},         {"accepted", a.accepted},
+        {"emitted", a.emitted}, {"by_position", a.by_position}, {"histogram", a.histogram}};
+    if (trace) out["trace"] = a.trace;
+    return out;
+}
+
+void check_out(const UnpackOptions& options) {
+    if (options.out == "-" || !fs::exists(fs::symlink_status(options.out))) return;
+    if (!fs::is_regular_file(options.out))
+        throw Error(ErrorKind::usage, options.out + ": exists and is not a regular file");
+    for (const std::string& input : options.inputs) {
+        std::error_code ignored;
+        if (fs::equivalent(input, options.out, ignored))
+            throw Error(ErrorKind::usage, options.out + ": is an input");
+    }
+    if (options.output_exists != OutputExists::overwrite)
+        throw Error(ErrorKind::usage,
+                    options.out + " exists: choose another name or --output-exists overwrite");
+}
+
+}  // namespace
+
+ordered_json to_json(const Generation& g, const GenerationLayout& layout) {
+    ordered_json out = {{"index", g.prompt_index}};
+    if (layout.origin) {
+        out["source"] = g.source;
+        out["sample"] = g.sample;
+    }
+    if (const auto* number = std::get_if<int64_t>(&g.id)) out["id"] = *number;
+    if (const auto* text = std::get_if<std::string>(&g.id)) out["id"] = *text;
+    out["status"] = schema::kStatusNames[static_cast<size_t>(g.status)];
+    out["finish_reason"] = schema::kFinishNames[static_cast<size_t>(g.finish_reason)];
+    out["error"] = g.error.empty() ? ordered_json() : ordered_json(g.error);
+    out["tokens"] = g.tokens;
+    if (layout.text) out["text"] = g.text;
+    out["acceptance"] = acceptance_json(g.acceptance, layout.trace);
+    if (layout.logprobs >= 0)
+        out["logprobs"] = {
+            {"chosen", g.chosen_logprobs}, {"top_ids", g.top_ids}, {"top", g.top_logprobs}};
+    return out;
+}
+
+int64_t unpack(const UnpackOptions& options) {
+    check_out(options);
+    std::vector<GenerationReader> readers;
+    for (const std::string& input : options.inputs) {
+        readers.emplace_back(input, schema::kGenerations);
+        if (!readers.back().is_complete())
+            throw Error(ErrorKind::input, input + ": is not complete (no attribute complete = 1)");
+    }
+    LineWriter lines(options.out);
+    int64_t left = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
+    int64_t written = 0;
+    for (const GenerationReader& reader : readers) {
+        for (int64_t first = 0; first < reader.record_count() && left > 0;) {
+            const int64_t count = std::min({kSlice, left, reader.record_count() - first});
+            for (const Generation& generation : reader.read(first, count)) {
+                ordered_json object;
+                if (readers.size() > 1) object["file"] = reader.path().string();
+                object.update(to_json(generation, reader.layout()));
+                lines.write(object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
+                            '\n');
+            }
+            first += count;
+            left -= count;
+            written += count;
+        }
+    }
+    lines.finish();
+    return written;
+}
+
+int run_unpack(const UnpackOptions& options) {
+    const int64_t records = unpack(options);
+    if (options.out != "-") fmt::print("{}: {} records\n", options.out, records);
+    return 0;
+}
+
+}  // namespace quadrille
