@@ -62,15 +62,14 @@ constexpr float to_float(BF16 value) {
     return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
 
-constexpr float to_float(F16 value) {
+constexpr float to_float(F16 value) {  // without branches: loops over it become vectors
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
     const uint32_t magnitude = value.bits & 0x7fffu;
-    if (magnitude >= 0x7c00u) {  // inf and nan keep their mantissa
-        return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-    }
     // Shifting the exponent in and scaling by 2^112 is exact for normals and subnormals alike.
     const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
+    // Inf and nan keep their mantissa.
+    const uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign | special);
 }
 
 // Round to nearest, ties to even; overflow becomes infinity.
