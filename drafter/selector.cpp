@@ -78,8 +78,8 @@ void Selector::choose(std::span<int32_t> drafts, View<const float> hidden, int32
         backend_.linear(projected_.first(m), hidden_.first(m), projection_);
         projected = projected_.first(m);
     }
-    backend_.walk_path({path_.data(), std::ssize(requests), k}, values_.first(m), ids_.first(m),
-                       projected, predecessor_, successor_, index_.data() + m);
+    backend_.walk_path({path_.data(), std::ssize(requests), k}, {}, values_.first(m), ids_.first(m),
+                       projected, predecessor_, successor_, index_.data() + m, nullptr);
     backend_.download(drafts.data(), path_.data(), m * int64_t{sizeof(int32_t)});
 }
 

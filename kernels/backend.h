@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/matrix.h"
+#include "kernels/sample_row.h"
 #include "kernels/view.h"
 
 #include <cstddef>
@@ -234,6 +235,33 @@ class Backend {
     virtual void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
                              const int32_t* part_ids, int32_t count, int64_t part_stride) = 0;
 
+    // ---- sampling: rows described by SampleRow (kernels/sample_row.h), whose row index names a
+    // row of `logits`; results are (count), in the order of `rows`. As above only the first `valid`
+    // columns count, and column c is id first_id + c. l' is the logit after the repetition penalty;
+    // a NaN or -inf is never drawn in a row with a temperature. Everything but logits is the same
+    // bits on every backend: noise.h and exp_sum.h are shared.
+    // Sets the bit of tokens[i] in row slots[i] of seen (slots, words).
+    virtual void mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
+                           int32_t count) = 0;
+    // The id with the largest l' / T + Gumbel noise (greedy: the largest l'), ties to the lowest;
+    // that score, and its raw logit. The ids of excluded.row(i) are passed over (-1: none; a view
+    // of no columns: no row has any). Nothing to draw: -inf, -1, -inf.
+    virtual void sample(double* score, int32_t* id, float* logit, View<const float> logits,
+                        const SampleRow* rows, int32_t count, View<const int32_t> excluded,
+                        int32_t first_id, int32_t valid) = 0;
+    // values, raw, ids (count, k): the k largest l', descending, ties to the lowest id; never NaN
+    // or -inf; missing: -inf, -inf and -1. raw: the logits themselves.
+    virtual void sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
+                                   View<const float> logits, const SampleRow* rows, int32_t count,
+                                   int32_t first_id, int32_t valid) = 0;
+    // Sum of exp(l' / T), exact (kernels/exp_sum.h). Greedy: T = 1.
+    virtual void sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows,
+                            int32_t count, int32_t first_id, int32_t valid) = 0;
+    // values, raw (count, n): l' and logit of ids (count, n); NaN for ids outside these columns.
+    virtual void sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
+                           View<const float> logits, const SampleRow* rows, int32_t count,
+                           int32_t first_id, int32_t valid) = 0;
+
     // ---- drafter (DFlash2); blocks of `block` rows, one per sequence
     // ------------------------------------- Context rows i of key, value (m, kv_heads * d) of one
     // layer: key is normed per head with k_norm (d), rotated at its position, and both are written
@@ -256,9 +284,14 @@ class Backend {
     // sum_r predecessor[a][r] * projected[r] * successor[b][r], a = token before it (anchor first).
     // values, ids (sequences * k, top); projected (sequences * k, rank); codebooks (vocab, rank).
     // rank 0: no selector, the best unary candidate. Ties: the first candidate.
-    virtual void walk_path(View<int32_t> path, View<const float> values, View<const int32_t> ids,
-                           View<const float> projected, const Matrix& predecessor,
-                           const Matrix& successor, const int32_t* anchor) = 0;
+    // draws (sequences), or nullptr (greedy): slot t is drawn as `sample` would, from its
+    // candidates with these scores for logits, at draws[i].position + t; penalized are the ids in
+    // draws[i].seen and those of the path before it. scores (sequences * k, top), or a view of no
+    // rows: the scores walked by, penalized, before temperature and noise; -inf for an id of -1.
+    virtual void walk_path(View<int32_t> path, View<float> scores, View<const float> values,
+                           View<const int32_t> ids, View<const float> projected,
+                           const Matrix& predecessor, const Matrix& successor,
+                           const int32_t* anchor, const SampleRow* draws) = 0;
 };
 
 // "cpu", "cuda" or "check"; throws Error{usage} for other names and Error{device} for one this

@@ -8,16 +8,11 @@
 #pragma once
 
 #include "kernels/dtype.h"
+#include "kernels/host_device.h"
 #include "kernels/matrix.h"
 
 #include <bit>
 #include <cstdint>
-
-#if defined(__CUDACC__)
-#define QUADRILLE_HOST_DEVICE __host__ __device__
-#else
-#define QUADRILLE_HOST_DEVICE
-#endif
 
 namespace quadrille::exl3 {
 

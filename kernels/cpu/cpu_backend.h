@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace quadrille::cpu {
@@ -57,6 +58,21 @@ class CpuBackend final : public Backend {
     void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
                      const int32_t* part_ids, int32_t count, int64_t part_stride) override;
 
+    // sample.cpp
+    void mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
+                   int32_t count) override;
+    void sample(double* score, int32_t* id, float* logit, View<const float> logits,
+                const SampleRow* rows, int32_t count, View<const int32_t> excluded,
+                int32_t first_id, int32_t valid) override;
+    void sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
+                           View<const float> logits, const SampleRow* rows, int32_t count,
+                           int32_t first_id, int32_t valid) override;
+    void sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows, int32_t count,
+                    int32_t first_id, int32_t valid) override;
+    void sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
+                   View<const float> logits, const SampleRow* rows, int32_t count, int32_t first_id,
+                   int32_t valid) override;
+
     // hyper.cpp
     void hyper_weights(View<float> pre, View<float> post, View<float> mix,
                        View<const float> streams, const Matrix& fn, const float* base,
@@ -94,9 +110,9 @@ class CpuBackend final : public Backend {
                          const Rows& rows) override;
     void draft_conv(View<float> out, View<const float> in, View<const float> dynamic,
                     const float* base, int32_t taps, int32_t group, int32_t block) override;
-    void walk_path(View<int32_t> path, View<const float> values, View<const int32_t> ids,
-                   View<const float> projected, const Matrix& predecessor, const Matrix& successor,
-                   const int32_t* anchor) override;
+    void walk_path(View<int32_t> path, View<float> scores, View<const float> values,
+                   View<const int32_t> ids, View<const float> projected, const Matrix& predecessor,
+                   const Matrix& successor, const int32_t* anchor, const SampleRow* draws) override;
 
   private:
     // Buffers of the ops; two that are alive at once have different names.
@@ -144,6 +160,7 @@ class CpuBackend final : public Backend {
     std::array<std::vector<float>, 3> codebooks_;  // (65536) each, by Codebook
     std::vector<int64_t> moe_begin_;               // (experts + 1) into moe_pairs_
     std::vector<int32_t> moe_pairs_;               // row * topk + slot, grouped by expert
+    std::vector<std::pair<float, int32_t>> best_;  // sample_candidates: a heap of the best
     std::vector<uint64_t> pool_keys_;              // index_select: a row's pools, to be sorted
 };
 

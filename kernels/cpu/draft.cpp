@@ -5,9 +5,11 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/sample_row.h"
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace quadrille::cpu {
 
@@ -95,22 +97,57 @@ void attend_head(float* out, float* scores, float* part, const float* query, con
     }
 }
 
-// The candidate with the largest value + context . its codebook row (no context: value alone); the
-// first of equals. Ids of -1 are no candidates; -1 when there is none.
-int32_t best_candidate(const float* values, const int32_t* ids, int64_t count, const float* context,
-                       float* candidate, const Matrix& successor) {
+// A slot of the walk: its candidates, the predecessor times the projection (nullptr: unpaired), the
+// tokens of the path so far, and how to draw (nullptr: greedily, without a penalty).
+struct WalkSlot {
+    const float* values;
+    const int32_t* ids;
+    int64_t count;
+    const float* context;
+    const int32_t* path;
+    int64_t place;  // tokens in path
+    const SampleRow* draw;
+};
+
+// Unary plus pair score of a candidate, penalized as the target's logits are.
+float walk_score(const WalkSlot& slot, int64_t b, float* candidate, const Matrix& successor) {
+    float score = slot.values[b];
+    const int32_t id = slot.ids[b];
+    if (slot.context != nullptr) {
+        require(id < successor.n, "walk_path: the candidate has a codebook row");
+        convert_row(candidate, successor, id);
+        score += dot(slot.context, candidate, successor.k);
+    }
+    if (slot.draw == nullptr || slot.draw->penalty == 1.0f) return score;
+    SampleRow history = *slot.draw;
+    history.drafts = slot.path;
+    history.draft_count = static_cast<int32_t>(slot.place);
+    return logit_of(history, score, id);
+}
+
+// The candidate with the largest score, noise included; the first of equals. Ids of -1 are no
+// candidates; -1 when there is none. scores: (count) or nullptr.
+int32_t best_candidate(float* scores, const WalkSlot& slot, float* candidate,
+                       const Matrix& successor) {
     int32_t best = -1;
-    float best_score = 0.0f;
-    for (int64_t b = 0; b < count; ++b) {
-        if (ids[b] < 0) continue;
-        float score = values[b];
-        if (context != nullptr) {
-            require(ids[b] < successor.n, "walk_path: the candidate has a codebook row");
-            convert_row(candidate, successor, ids[b]);
-            score += dot(context, candidate, successor.k);
+    double best_score = 0.0;
+    const bool drawn = slot.draw != nullptr && slot.draw->inverse_temperature != 0.0;
+    for (int64_t b = 0; b < slot.count; ++b) {
+        const int32_t id = slot.ids[b];
+        if (id < 0) {
+            if (scores != nullptr) scores[b] = -std::numeric_limits<float>::infinity();
+            continue;
+        }
+        const float plain = walk_score(slot, b, candidate, successor);
+        if (scores != nullptr) scores[b] = plain;
+        double score = plain;
+        if (drawn) {
+            score =
+                scaled(plain, slot.draw->inverse_temperature) +
+                gumbel(slot.draw->seed, slot.draw->position + slot.place, slot.draw->stream, id);
         }
         if (best < 0 || score > best_score) {
-            best = ids[b];
+            best = id;
             best_score = score;
         }
     }
@@ -241,13 +278,16 @@ void CpuBackend::draft_conv(View<float> out, View<const float> in, View<const fl
     }
 }
 
-void CpuBackend::walk_path(View<int32_t> path, View<const float> values, View<const int32_t> ids,
-                           View<const float> projected, const Matrix& predecessor,
-                           const Matrix& successor, const int32_t* anchor) {
+void CpuBackend::walk_path(View<int32_t> path, View<float> scores, View<const float> values,
+                           View<const int32_t> ids, View<const float> projected,
+                           const Matrix& predecessor, const Matrix& successor,
+                           const int32_t* anchor, const SampleRow* draws) {
     const int64_t rank = projected.cols;
     const int64_t slots = path.rows * path.cols;
     require(values.rows == slots && ids.rows == slots && values.cols == ids.cols,
             "walk_path: values and ids (sequences k, top)");
+    require(scores.rows == 0 || (scores.rows == slots && scores.cols == ids.cols),
+            "walk_path: scores (sequences k, top)");
     require(
         rank == 0 || (projected.rows == slots && predecessor.weights != nullptr &&
                       successor.weights != nullptr && predecessor.k == rank && successor.k == rank),
@@ -264,8 +304,15 @@ void CpuBackend::walk_path(View<int32_t> path, View<const float> values, View<co
                 convert_row(context, predecessor, before);
                 for (int64_t r = 0; r < rank; ++r) context[r] *= projected.row(slot)[r];
             }
-            before = best_candidate(values.row(slot), ids.row(slot), ids.cols,
-                                    paired ? context : nullptr, candidate, successor);
+            const WalkSlot place{values.row(slot),
+                                 ids.row(slot),
+                                 ids.cols,
+                                 paired ? context : nullptr,
+                                 path.row(i),
+                                 t,
+                                 draws == nullptr ? nullptr : draws + i};
+            before = best_candidate(scores.rows == 0 ? nullptr : scores.row(slot), place, candidate,
+                                    successor);
             path.row(i)[t] = before;
         }
     }

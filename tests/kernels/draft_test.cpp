@@ -384,18 +384,21 @@ struct Walk {
         }
         return path;
     }
-    std::vector<int32_t> run(int64_t used_rank) {
+    std::vector<int32_t> run(int64_t used_rank, const SampleRow* draws = nullptr,
+                             std::vector<float>* scores = nullptr) {
         Guarded<int32_t> path(sequences, k, 2);
+        Guarded<float> walked(scores == nullptr ? 0 : sequences * k, top);
         Guarded<int32_t> candidates(sequences * k, top, ids, 1);
         Guarded<float> unary(sequences * k, top, values, 3);
         Guarded<float> hidden(sequences * k, rank, projected, 1);
         cpu::CpuBackend backend;
         const Matrix none;
-        backend.walk_path(path.view(), unary.view(), candidates.view(),
+        backend.walk_path(path.view(), walked.view(), unary.view(), candidates.view(),
                           hidden.view().slice_cols(0, used_rank),
                           used_rank > 0 ? codebook(before) : none,
-                          used_rank > 0 ? codebook(after) : none, anchor.data());
-        EXPECT_TRUE(path.written());
+                          used_rank > 0 ? codebook(after) : none, anchor.data(), draws);
+        EXPECT_TRUE(path.written() && walked.written());
+        if (scores != nullptr) *scores = walked.values();
         return path.values();
     }
 };
@@ -429,6 +432,56 @@ TEST(WalkPath, TiesGoToTheFirstCandidateAndMissingOnesAreSkipped) {
     }
     const std::vector<int32_t> path = walk.run(walk.rank);
     for (int64_t t = 0; t < walk.k; ++t) EXPECT_EQ(path[size(t)], walk.ids[size(t * walk.top + 1)]);
+}
+
+TEST(WalkPath, DrawsWithTheNoiseOfEachPosition) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        Walk walk(seed);
+        std::vector<SampleRow> draws(size(walk.sequences));
+        for (size_t i = 0; i < draws.size(); ++i) {
+            draws[i].seed = seed * 100 + i;
+            draws[i].position = 10 * static_cast<int64_t>(i);
+            draws[i].inverse_temperature = i == 0 ? 0.0 : 0.5;
+        }
+        std::vector<float> scores;
+        const std::vector<int32_t> path = walk.run(walk.rank, draws.data(), &scores);
+        const std::vector<int32_t> greedy = walk.run(walk.rank);
+        EXPECT_TRUE(std::equal(greedy.begin(), greedy.begin() + walk.k, path.begin()));
+        for (size_t slot = 0; slot < path.size(); ++slot) {
+            const SampleRow& draw = draws[slot / size(walk.k)];
+            const auto position = draw.position + static_cast<int64_t>(slot % size(walk.k));
+            double best = -INFINITY;
+            int32_t expected = -1;
+            for (size_t b = slot * size(walk.top); b < (slot + 1) * size(walk.top); ++b) {
+                const double noise = gumbel(draw.seed, position, Stream::token, walk.ids[b]);
+                const double score =
+                    draw.inverse_temperature == 0.0 ? double{scores[b]} : scores[b] * 0.5 + noise;
+                if (score > best) expected = walk.ids[b];
+                best = std::max(best, score);
+            }
+            EXPECT_EQ(path[slot], expected) << seed << " slot " << slot;
+        }
+    }
+}
+
+TEST(WalkPath, PenalizesTheHistoryAndItsOwnPath) {
+    Walk walk(5, 1);
+    std::vector<uint32_t> seen(2);
+    const int32_t old = walk.ids[0];
+    seen[size(old / 32)] |= 1u << (old % 32);
+    // The same candidates in every slot: a path under a harsh penalty never repeats itself.
+    for (size_t b = size(walk.top); b < walk.ids.size(); ++b)
+        walk.ids[b] = walk.ids[b % size(walk.top)];
+    for (float& value : walk.values) value = std::abs(value) + 1.0f;
+    SampleRow draw;
+    draw.seen = seen.data();
+    draw.penalty = 1e6f;
+    const std::vector<int32_t> path = walk.run(0, &draw);
+    for (size_t t = 0; t < path.size(); ++t) {
+        EXPECT_NE(path[t], old);
+        EXPECT_EQ(std::count(path.begin(), path.begin() + static_cast<int64_t>(t), path[t]), 0);
+    }
+    EXPECT_EQ(std::ssize(path), walk.top - 1);
 }
 
 TEST(WalkPath, RefusesTokensOutsideTheCodebooks) {

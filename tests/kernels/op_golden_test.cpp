@@ -244,9 +244,10 @@ TEST_F(DrafterGolden, BlockAndPath) {
         Guarded<int32_t> ids(kBlock - 1, 6), path(1, kBlock - 1);
         backend_->top_k(top.view(), ids.view(), logits.view(), 0,
                         static_cast<int32_t>(head.rows()));
-        backend_->walk_path(path.view(), top.view(), ids.view(), projected.view(),
+        backend_->walk_path(path.view(), {}, top.view(), ids.view(), projected.view(),
                             weight("candidate_selector.predecessor_codebook").matrix(),
-                            weight("candidate_selector.successor_codebook").matrix(), &anchor);
+                            weight("candidate_selector.successor_codebook").matrix(), &anchor,
+                            nullptr);
         EXPECT_TRUE(same(path.values(), ints(group + "/path")));
     }
 }
