@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <type_traits>
 #include <vector>
 
 namespace quadrille {
@@ -43,69 +44,92 @@ std::string reason(const json::exception& error) {
 
 // Builds the document from the parser's events; refuses repeated keys and deep nesting, which the
 // library's own builder takes.
-class StrictBuilder final : public nlohmann::json_sax<json> {
+template <class Json>
+class StrictBuilder final : public nlohmann::json_sax<Json> {
   public:
-    StrictBuilder(json& result, const std::string& place) : result_(result), place_(place) {}
+    StrictBuilder(Json& result, const std::string& place) : result_(result), place_(place) {}
 
     bool null() override { return add(nullptr); }
     bool boolean(bool value) override { return add(value); }
-    bool number_integer(json::number_integer_t value) override { return add(value); }
-    bool number_unsigned(json::number_unsigned_t value) override { return add(value); }
-    bool number_float(json::number_float_t value, const std::string&) override {
+    bool number_integer(int64_t value) override { return add(value); }
+    bool number_unsigned(uint64_t value) override { return add(value); }
+    bool number_float(double value, const std::string& text) override {
+        if (kOrdered && text.find_first_of(".eE") == std::string::npos) {
+            refuse(fmt::format("the integer {} does not fit 64 bits", shortened(text, 40)));
+        }
         return add(value);
     }
     bool string(std::string& value) override { return add(std::move(value)); }
-    bool binary(json::binary_t&) override { not_json(place_, "binary data"); }
-    bool start_object(size_t) override { return open(json::object()); }
+    bool binary(typename Json::binary_t&) override { not_json(place_, "binary data"); }
+    bool start_object(size_t) override { return open(Json::object()); }
     bool end_object() override { return close(); }
-    bool start_array(size_t) override { return open(json::array()); }
+    bool start_array(size_t) override { return open(Json::array()); }
     bool end_array() override { return close(); }
 
     bool key(std::string& value) override {
-        const auto [at, inserted] =
-            stack_.back()->get_ref<json::object_t&>().try_emplace(std::move(value));
+        auto& members = stack_.back()->template get_ref<typename Json::object_t&>();
+        // An ordered object is searched from end to end.
+        if (kOrdered && members.size() == kMaxOrderedKeys) {
+            refuse(fmt::format("an object has more than {} keys", kMaxOrderedKeys));
+        }
+        const auto [at, inserted] = members.emplace(std::move(value), nullptr);
         if (!inserted) {
-            throw Error(ErrorKind::input, fmt::format("{}: the key {} appears twice in one object",
-                                                      place_, shown(at->first)));
+            refuse(fmt::format("the key {} appears twice in one object", shown(at->first)));
         }
         slot_ = &at->second;
         return true;
     }
 
-    bool parse_error(size_t, const std::string&, const json::exception& error) override {
+    bool parse_error(size_t, const std::string&,
+                     const nlohmann::detail::exception& error) override {
         not_json(place_, reason(error));
     }
 
   private:
-    json* add(json&& value) {
-        json* at = &result_;
-        if (!stack_.empty() && stack_.back()->is_array()) {
-            auto& list = stack_.back()->get_ref<json::array_t&>();
-            at = &list.emplace_back();
-        } else if (!stack_.empty()) {
-            at = slot_;
-        }
-        *at = std::move(value);
-        return at;
+    static constexpr bool kOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
+    static constexpr size_t kMaxOrderedKeys = 4096;
+
+    [[noreturn]] void refuse(const std::string& problem) const {
+        throw Error(ErrorKind::input, fmt::format("{}: {}", place_, problem));
     }
-    bool open(json&& value) {
+    bool add(Json&& value) {
+        at() = std::move(value);
+        return true;
+    }
+    bool open(Json&& value) {
         if (stack_.size() == kMaxDepth) {
-            throw Error(ErrorKind::input,
-                        fmt::format("{}: JSON nested deeper than {} levels", place_, kMaxDepth));
+            refuse(fmt::format("JSON nested deeper than {} levels", kMaxDepth));
         }
-        stack_.push_back(add(std::move(value)));
+        Json& place = at();
+        place = std::move(value);
+        stack_.push_back(&place);
         return true;
     }
     bool close() {
         stack_.pop_back();
         return true;
     }
+    // Where the next value goes. Pointers into a container stay good: it does not grow while one of
+    // its own members is open.
+    Json& at() {
+        if (stack_.empty()) return result_;
+        if (!stack_.back()->is_array()) return *slot_;
+        return stack_.back()->template get_ref<typename Json::array_t&>().emplace_back();
+    }
 
-    json& result_;
+    Json& result_;
     const std::string& place_;
-    std::vector<json*> stack_;  // open objects and arrays
-    json* slot_ = nullptr;      // where the value of the last key goes
+    std::vector<Json*> stack_;  // open objects and arrays
+    Json* slot_ = nullptr;      // where the value of the last key goes
 };
+
+template <class Json>
+Json parse_strictly(std::string_view text, const std::string& place) {
+    Json result;
+    StrictBuilder<Json> builder(result, place);
+    Json::sax_parse(text.begin(), text.end(), &builder);
+    return result;
+}
 
 bool is_integer_in(const json& value, int64_t low, int64_t high) {
     if (value.is_number_unsigned()) {
@@ -131,10 +155,11 @@ std::string shown(const json& value) {
 }
 
 json parse_json(std::string_view text, const std::string& place) {
-    json result;
-    StrictBuilder builder(result, place);
-    json::sax_parse(text.begin(), text.end(), &builder);
-    return result;
+    return parse_strictly<json>(text, place);
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& place) {
+    return parse_strictly<nlohmann::ordered_json>(text, place);
 }
 
 std::string read_file(const std::filesystem::path& file, int64_t max_bytes) {

@@ -15,6 +15,9 @@ namespace quadrille {
 
 // `place` names the text in messages (a file, or "file:line").
 nlohmann::json parse_json(std::string_view text, const std::string& place);
+// Keeps the order of keys, for texts in which it matters. Here numbers must fit 64 bits (they are
+// printed again, unlike those that JsonObject checks) and an object has at most 4096 keys.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& place);
 nlohmann::json read_json(const std::filesystem::path& file, int64_t max_bytes);
 
 // Whole file. Error{input} when it is missing, not a file or larger; Error{io} when reading fails.
