@@ -63,7 +63,8 @@ inline constexpr std::array kInts = {
     IntOption{"ignore_eos", 0, 1, [](const RecordOptions& o) -> int64_t { return o.ignore_eos; },
               [](RecordOptions& o, int64_t value) { o.ignore_eos = value != 0; }},
 };
-inline constexpr size_t kMaxNewTokens = 0;  // its place in kInts
+inline constexpr size_t kMaxNewTokens = 0;  // places in kInts
+inline constexpr size_t kLogprobs = 3;
 
 inline constexpr double kFinite = std::numeric_limits<double>::max();
 inline constexpr std::array kFloats = {

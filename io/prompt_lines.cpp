@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// One JSON object to one record: types and ranges are those of the columns, so that what is packed
-// here is never refused later.
+// Lines in our own names; those of OpenAI batch files: io/batch_line.h.
 #include "io/prompt_lines.h"
 
+#include "io/batch_line.h"
 #include "io/json.h"
+#include "io/prompt_fields.h"
 #include "kernels/check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 
 namespace quadrille {
 
@@ -19,38 +20,34 @@ namespace {
 
 using nlohmann::json;
 
-std::string checked_text(const JsonObject& object, const std::string& key) {
-    std::string text = object.string(key);
-    if (text.empty()) object.fail(key, "some text");
-    if (text.find('\0') != std::string::npos) object.fail(key, "text without NUL");
-    return text;
-}
-
-std::vector<int32_t> checked_tokens(const JsonObject& object, const std::string& key) {
-    const auto wide = object.integers(key, 0, options::kMaxToken);
-    return {wide.begin(), wide.end()};
-}
-
-void read_prompt(const JsonObject& object, PromptRecord& record) {
-    if (object.has("text") == object.has("tokens")) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: expected one of text and tokens, found {}", object.place(),
-                                object.has("text") ? "both" : "neither"));
+// The one of text, tokens and messages that is there.
+void read_prompt(const JsonObject& object, std::string_view line, PromptRecord& record) {
+    std::vector<std::string> given;
+    for (const char* form : {"text", "tokens", "messages"}) {
+        if (object.has(form)) given.push_back(form);
     }
-    if (object.has("text")) {
-        record.prompt = checked_text(object, "text");
-        return;
+    if (given.size() != 1) {
+        throw Error(
+            ErrorKind::input,
+            fmt::format("{}: expected one of text, tokens and messages, found {}", object.place(),
+                        given.empty() ? "none" : fmt::format("{}", fmt::join(given, ", "))));
     }
-    auto tokens = checked_tokens(object, "tokens");
-    if (tokens.empty()) object.fail("tokens", "at least one token");
-    record.prompt = std::move(tokens);
+    if (given[0] == "text") {
+        record.prompt = read_text(object, "text");
+    } else if (given[0] == "messages") {
+        record.prompt = read_chat(object, line, "", true);
+    } else {
+        auto tokens = read_tokens(object, "tokens");
+        if (tokens.empty()) object.fail("tokens", "at least one token");
+        record.prompt = std::move(tokens);
+    }
 }
 
 void read_id(const JsonObject& object, PromptRecord& record) {
     const json* id = object.find("id");
     if (!id) return;
     if (id->is_string()) {
-        record.id = checked_text(object, "id");
+        record.id = read_text(object, "id");
     } else if (id->is_number_integer()) {
         record.id = object.integer("id", INT64_MIN, INT64_MAX);
     } else {
@@ -58,65 +55,42 @@ void read_id(const JsonObject& object, PromptRecord& record) {
     }
 }
 
-// null and the column's marker -1 mean "default".
-void read_options(const JsonObject& object, PromptRecord& record) {
-    for (size_t i = 0; i < options::kInts.size(); ++i) {
-        const auto& option = options::kInts[i];
-        const json* value = object.find(option.name);
-        if (!value) continue;
-        if (value->is_boolean() && option.low == 0 && option.high == 1) {
-            record.ints[i] = value->get<bool>() ? 1 : 0;
-            continue;
-        }
-        const std::string expected = "an integer, " + option.range();
-        if (!value->is_number_integer()) object.fail(option.name, expected);
-        if (*value == options::kIntDefault) continue;
-        const bool fits = value->is_number_unsigned()
-                              ? value->get<uint64_t>() <= static_cast<uint64_t>(option.high)
-                              : value->get<int64_t>() >= option.low;
-        if (!fits || !option.allows(value->get<int64_t>())) object.fail(option.name, expected);
-        record.ints[i] = value->get<int64_t>();
-    }
-    for (size_t i = 0; i < options::kFloats.size(); ++i) {
-        const auto& option = options::kFloats[i];
-        const json* value = object.find(option.name);
-        if (!value) continue;
-        const std::string expected = "a number, " + option.range();
-        if (!value->is_number()) object.fail(option.name, expected);
-        const auto number = value->get<double>();
-        if (!std::isfinite(number) || !option.allows(number)) object.fail(option.name, expected);
-        record.floats[i] = number;
-    }
-}
-
 void read_stops(const JsonObject& object, PromptRecord& record) {
     if (const json* value = object.find(options::kStopTokens)) {
         if (value->is_array()) {
-            record.stop_tokens = checked_tokens(object, options::kStopTokens);
+            record.stop_tokens = read_tokens(object, options::kStopTokens);
         } else {
             record.stop_tokens = {
                 static_cast<int32_t>(object.integer(options::kStopTokens, 0, options::kMaxToken))};
         }
     }
-    if (const json* value = object.find(options::kStopText)) {
-        if (value->is_array()) {
-            record.stop_text = object.strings(options::kStopText);
-        } else {
-            record.stop_text = {object.string(options::kStopText)};
-        }
-        for (const std::string& text : record.stop_text) {
-            if (text.empty() || text.find('\0') != std::string::npos) {
-                object.fail(options::kStopText, "texts that are not empty and hold no NUL");
-            }
-        }
+    if (object.has(options::kStopText)) {
+        record.stop_text = read_texts(object, options::kStopText);
     }
 }
 
-bool is_known(const std::string& key) {
-    const auto named = [&](const auto& option) { return key == option.name; };
-    return key == "id" || key == "text" || key == "tokens" || key == options::kStopTokens ||
-           key == options::kStopText || std::ranges::any_of(options::kInts, named) ||
-           std::ranges::any_of(options::kFloats, named);
+// An object in our own names. Keys that only a conversation has mean nothing without one.
+void read_plain_line(const JsonObject& object, std::string_view line, PromptRecord& record,
+                     std::map<std::string, int64_t>& unknown_keys) {
+    read_prompt(object, line, record);
+    read_id(object, record);
+    for (const auto& option : options::kInts) {
+        read_option(object, option.name, option.name, record);
+    }
+    for (const auto& option : options::kFloats) {
+        read_option(object, option.name, option.name, record);
+    }
+    read_stops(object, record);
+    const bool chat = object.has("messages");
+    for (const auto& item : object.value().items()) {
+        const auto named = [&](const auto& option) { return item.key() == option.name; };
+        const bool known = item.key() == "id" || item.key() == "text" || item.key() == "tokens" ||
+                           item.key() == options::kStopTokens || item.key() == options::kStopText ||
+                           std::ranges::any_of(options::kInts, named) ||
+                           std::ranges::any_of(options::kFloats, named) ||
+                           (chat && is_chat_key(item.key()));
+        if (!known) ++unknown_keys[item.key()];
+    }
 }
 
 }  // namespace
@@ -155,12 +129,10 @@ bool PromptLines::next(PromptRecord& record) {
 void PromptLines::read_object(PromptRecord& record) {
     const json line = parse_json(lines_.line(), place());
     const JsonObject object(line, place());
-    read_prompt(object, record);
-    read_id(object, record);
-    read_options(object, record);
-    read_stops(object, record);
-    for (const auto& item : line.items()) {
-        if (!is_known(item.key())) ++unknown_keys_[item.key()];
+    if (is_batch_line(object)) {
+        read_batch_line(object, lines_.line(), record, unknown_keys_);
+    } else {
+        read_plain_line(object, lines_.line(), record, unknown_keys_);
     }
 }
 

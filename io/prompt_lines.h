@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prompts from text files: a prompt a line, or a JSON object a line with `text` or `tokens`, and
-// any of the option columns of prompts.h5 under their own names.
+// Prompts from text files: a prompt a line, or a JSON object a line: `text`, `tokens` or `messages`
+// (which go through the chat template) with any of the option columns of prompts.h5 under their
+// own names, or a request of an OpenAI batch file.
 #pragma once
 
 #include "io/jsonl.h"

@@ -42,6 +42,7 @@ class Pack : public testing::Test {
     }
     void refused(const std::string& content, std::initializer_list<std::string> parts) {
         folder_.write("in.jsonl", content);
+        std::filesystem::remove(folder_ / "out.h5");
         expect_error(ErrorKind::input, parts, [&] { pack(options({"in.jsonl"})); });
         EXPECT_FALSE(std::filesystem::exists(folder_ / "out.h5"));
         EXPECT_FALSE(std::filesystem::exists(folder_ / "out.h5.partial"));
@@ -178,8 +179,8 @@ TEST_F(Pack, TellsOfKeysItDoesNotKnow) {
 TEST_F(Pack, NamesFileLineAndField) {
     refused("{\"text\": \"a\"}\nnonsense\n", {"in.jsonl:2", "expected JSON"});
     refused("[1]", {"in.jsonl:1", "an object", "[1]"});
-    refused("{}", {"in.jsonl:1", "text and tokens", "neither"});
-    refused(R"({"text": "a", "tokens": [1]})", {"in.jsonl:1", "both"});
+    refused("{}", {"in.jsonl:1", "text, tokens and messages", "none"});
+    refused(R"({"text": "a", "tokens": [1]})", {"in.jsonl:1", "one of", "text, tokens"});
     refused(R"({"text": ""})", {"in.jsonl:1: text", "some text"});
     refused(R"({"text": 5})", {"in.jsonl:1: text", "a string", "5"});
     refused(R"({"text": "a\u0000b"})", {"in.jsonl:1: text", "NUL"});
@@ -208,6 +209,96 @@ TEST_F(Pack, NamesFileLineAndField) {
             {"in.jsonl:3: id", "found 7 in record 0"});
     refused("{\"text\": \"a\", \"id\": 7}\n{\"text\": \"a\"}",
             {"in.jsonl:2: id", "every record", "in.jsonl:1"});
+}
+
+TEST_F(Pack, AppliesTheChatTemplate) {
+    const auto prompts = packed(
+        "in.jsonl",
+        R"({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "low", "seed": 3})"
+        "\n"
+        R"({"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "b", "a": 1}], )"
+        R"("chat_template_kwargs": {"enable_thinking": false}})");
+    ASSERT_EQ(prompts.size(), 2u);
+    EXPECT_EQ(summary_.notices, std::vector<std::string>{});
+    EXPECT_EQ(prompts[0].text,
+              "[gMASK]<sop><|system|>Reasoning Effort: Low<|user|>hi<|assistant|><think>");
+    EXPECT_EQ(prompts[0].options.seed, 3);
+    EXPECT_NE(prompts[1].text.find("\n{\"name\": \"b\", \"a\": 1}\n"), std::string::npos);
+    EXPECT_TRUE(prompts[1].text.ends_with("<|assistant|><think></think>"));
+    refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
+            {"in.jsonl:1: messages[0].content[0].type", "not supported"});
+    refused(R"({"messages": [{"role": "user", "content": "\u0000"}]})", {"messages", "NUL"});
+    refused(R"({"messages": [{"role": "user"}], "chat_template_kwargs": {"x": 1}})",
+            {"chat_template_kwargs.x", "1"});
+    refused(R"({"messages": [{"role": "user"}], "clear_thinking": "yes"})", {"clear_thinking"});
+}
+
+std::string batch(const std::string& body, const std::string& url = "/v1/chat/completions") {
+    return R"({"custom_id": "r-1", "method": "POST", "url": ")" + url + R"(", "body": )" + body +
+           "}\n";
+}
+
+TEST_F(Pack, ReadsOpenAiBatchLines) {
+    const auto prompts = packed(
+        "in.jsonl",
+        batch(R"({"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 1, )"
+              R"("max_completion_tokens": 9, "temperature": 0.7, "top_p": 0.5, "seed": 4, )"
+              R"("stop": ["a", "b"], "logprobs": true, "top_logprobs": 5, "stream": false, )"
+              R"("presence_penalty": 0, "user": "u", "top_k": 20, "repetition_penalty": 1.1, )"
+              R"("tools": [{"type": "function", "function": {"name": "f"}}], )"
+              R"("tool_choice": "none", "wish": 1})") +
+            R"({"custom_id": "r-2", "body": {"prompt": "raw text", "max_tokens": 7, )"
+            R"("logprobs": 2, "stop": "x", "stop_token_ids": [4], "ignore_eos": true}})");
+    ASSERT_EQ(prompts.size(), 2u);
+    EXPECT_EQ(std::get<std::vector<std::string>>(reader_->ids()),
+              (std::vector<std::string>{"r-1", "r-2"}));
+    EXPECT_EQ(prompts[0].text,
+              "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>hi<|assistant|><think>");
+    EXPECT_EQ(prompts[0].options.max_new_tokens, 9);
+    EXPECT_EQ(prompts[0].options.temperature, 0.7);
+    EXPECT_EQ(prompts[0].options.top_p, 0.5);
+    EXPECT_EQ(prompts[0].options.top_k, 20);
+    EXPECT_EQ(prompts[0].options.repetition_penalty, 1.1);
+    EXPECT_EQ(prompts[0].options.seed, 4);
+    EXPECT_EQ(prompts[0].options.logprobs, 5);
+    EXPECT_EQ(prompts[0].options.stop_text, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(prompts[1].text, "raw text");
+    EXPECT_EQ(prompts[1].options.max_new_tokens, 7);
+    EXPECT_EQ(prompts[1].options.logprobs, 2);
+    EXPECT_EQ(prompts[1].options.stop_text, std::vector<std::string>{"x"});
+    EXPECT_EQ(prompts[1].options.stop_tokens, std::vector<int32_t>{4});
+    EXPECT_TRUE(prompts[1].options.ignore_eos);
+    ASSERT_EQ(summary_.notices.size(), 1u);
+    EXPECT_NE(summary_.notices[0].find("body.wish (1 lines)"), std::string::npos);
+    const auto tokens = packed("in.jsonl", batch(R"({"prompt": [5, 6]})", "/v1/completions"));
+    EXPECT_EQ(tokens.at(0).tokens, (std::vector<int32_t>{5, 6}));
+}
+
+TEST_F(Pack, RefusesWhatABatchLineAsksForInVain) {
+    const auto chat = [](const std::string& more) {
+        return batch(R"({"messages": [{"role": "user", "content": "hi"}], )" + more + "}");
+    };
+    refused(chat(R"("n": 2)"), {"in.jsonl:1: body.n", "1", "found 2"});
+    refused(chat(R"("presence_penalty": 0.5)"), {"body.presence_penalty", "0.5"});
+    refused(chat(R"("response_format": {"type": "json_object"})"), {"body.response_format"});
+    refused(chat(R"("logit_bias": {"5": 1})"), {"body.logit_bias"});
+    refused(chat(R"("stream": true)"), {"body.stream"});
+    refused(chat(R"("tool_choice": "required")"), {"body.tool_choice", "required"});
+    refused(chat(R"("max_tokens": 5, "max_completion_tokens": 6)"), {"body.max_tokens", "6"});
+    refused(chat(R"("max_tokens": 0)"), {"body.max_tokens", "1 to"});
+    refused(chat(R"("top_logprobs": 5)"), {"body.logprobs", "top_logprobs"});
+    refused(chat(R"("logprobs": 3)"), {"body.logprobs", "true or false"});
+    refused(chat(R"("temperature": "x")"), {"body.temperature", "a number"});
+    refused(chat(R"("stop": [""])"), {"body.stop"});
+    refused(batch(R"({"messages": []})"), {"in.jsonl:1: body.messages", "at least one"});
+    refused(batch(R"({"prompt": "x"})"), {"body.messages", "found nothing"});
+    refused(batch(R"({"messages": null})"), {"body.messages"});
+    refused(batch(R"({"prompt": ["a", "b"]})", "/v1/completions"), {"body.prompt[0]"});
+    refused(batch(R"({"prompt": []})", "/v1/completions"), {"body.prompt"});
+    refused(batch("{}", "/v1/embeddings"), {"in.jsonl:1: url", "/v1/embeddings"});
+    refused(batch("5"), {"in.jsonl:1: body", "an object"});
+    refused(R"({"custom_id": 5, "body": {}})", {"in.jsonl:1: custom_id", "a string"});
+    refused(R"({"custom_id": "a", "method": "GET", "body": {}})", {"in.jsonl:1: method", "POST"});
 }
 
 TEST_F(Pack, LeavesOtherFilesAlone) {
