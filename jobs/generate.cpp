@@ -129,18 +129,18 @@ void GenerateJob::open_files() {
     if (with_tokenizer) tokenizer_ = make_tokenizer(options_.target);
     source_.emplace(options_, config_.vocab_size, tokenizer_.get());
     for (const std::string& notice : source_->notices()) log_.notice(notice);
-    if (options_.strict) {
+    shape_.records = source_->record_count();
+    shape_.capacity = options_.max_context > 0 ? options_.max_context : source_->largest_total();
+    shape_.capacity = std::clamp<int64_t>(shape_.capacity, 2, config_.max_position_embeddings);
+    shape_.known_tokens = tokenizer_ ? tokenizer_->size() : config_.vocab_size;
+    source_->set_context(shape_.capacity);
+    if (options_.strict) {  // a prompt that fills the context counts too
         const std::string error = source_->first_error();
         if (!error.empty()) {
             throw Error(ErrorKind::input,
                         fmt::format("{}: {} (--strict)", options_.prompts.front(), error));
         }
     }
-    shape_.records = source_->record_count();
-    shape_.capacity = options_.max_context > 0 ? options_.max_context : source_->largest_total();
-    shape_.capacity = std::clamp<int64_t>(shape_.capacity, 2, config_.max_position_embeddings);
-    shape_.known_tokens = tokenizer_ ? tokenizer_->size() : config_.vocab_size;
-    source_->set_context(shape_.capacity);
 
     if (options_.dry_run) {
         check_output(options_.out, options_.output_exists == OutputExists::overwrite);

@@ -157,6 +157,19 @@ def drop_shard(_index, folder):
     os.remove(os.path.join(folder, "model-00002-of-00002.safetensors"))
 
 
+def tokenizer(text):
+    """A tokenizer.json of that text; a folder of that name for None."""
+    def make(good, folder):
+        copy(good, folder)
+        path = os.path.join(folder, "tokenizer.json")
+        if text is None:
+            os.mkdir(path)
+        else:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text)
+    return make
+
+
 def set_text(**values):
     return config(lambda whole, text: text.update(values))
 
@@ -175,6 +188,10 @@ BROKEN = {
     "config-unknown-layer": set_text(layer_types=["linear_attention", "full", "linear_attention", "full"]),
     "config-more-experts": set_text(num_experts_per_tok=9),
     "config-other-model": config(lambda whole, text: (whole.update(model_type="llama"), text.update(model_type="llama")) and None),
+    # tokenizer.json
+    "tokenizer-not-json": tokenizer("{"),
+    "tokenizer-empty": tokenizer("{}"),
+    "tokenizer-folder": tokenizer(None),
     # the container
     "no-weights": no_weights,
     "zero-bytes": file_bytes(lambda h, d: b""),

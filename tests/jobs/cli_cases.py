@@ -78,7 +78,11 @@ class Workspace:
             if kind == "complete":
                 return self.complete()
             if kind not in own:
-                own[kind] = self.new("out.h5" if kind == "out" else "")
+                own[kind] = self.new("" if kind == "tmp" else "out.h5")
+                if kind == "parts":
+                    os.mkdir(own[kind] + ".parts")
+                    with open(own[kind] + ".parts/part-0-000000.h5", "wb") as f:
+                        f.write(b"left over")
             return own[kind]
         return re.sub(r"\{([a-z0-9]+(?::[a-z0-9-]+)?)\}", value, text)
 

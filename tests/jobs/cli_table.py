@@ -6,7 +6,7 @@ A case is (name, arguments, exit code, part of the message). Arguments may name
   {ckpt:NAME}                toy-vocab768 with the defect NAME (broken_checkpoints.py)
   {h5:NAME}                  a prompts file of make_bad_inputs.cpp
   {out}                      a new output path     {complete} an output that is finished
-  {tmp}                      a new empty folder
+  {tmp}                      a new empty folder    {parts} an output with leftover parts
 """
 RUN = "--max-new-tokens 4"
 
@@ -25,7 +25,7 @@ def prompts(name, message, code=3, more=""):
 
 USAGE = [
     ("unknown flag", generate(more="--colour red"), 2, "--colour"),
-    ("unknown subcommand", "generat --help", 2, "unknown subcommand 'generat'"),
+    ("unknown subcommand", "generat {target}", 2, "unknown subcommand 'generat'"),
     ("no target", "generate --prompts {h5:good} --out {out}", 2, "--target: expected a checkpoint folder"),
     ("no prompts", "generate --target {target} --out {out}", 2, "--prompts: expected at least one"),
     ("no out", "generate --target {target} --prompts {h5:good}", 2, "--out: expected an output file"),
@@ -36,6 +36,9 @@ USAGE = [
 ]
 
 CHECKPOINTS = [
+    ("tokenizer-not-json", generate(target="{ckpt:tokenizer-not-json}"), 3, "tokenizer.json: expected JSON"),
+    ("tokenizer-empty", generate(target="{ckpt:tokenizer-empty}"), 3, "tokenizer.json"),
+    ("tokenizer-folder", generate(target="{ckpt:tokenizer-folder}"), 3, "tokenizer.json: not a regular file"),
     ("target missing", generate(target="{tmp}/none"), 3, "{tmp}/none"),
     ("target is a file", generate(target="{h5:good}"), 3, "good.h5"),
     checkpoint("empty-folder", "config.json"),
@@ -91,10 +94,10 @@ CHECKPOINTS = [
 ]
 
 PROMPTS = [
-    ("prompts missing", generate(prompts="{tmp}/none.h5"), 3, "none.h5"),
+    ("prompts missing", generate(prompts="{tmp}/none.h5"), 4, "none.h5: cannot open"),
     ("prompts are text", generate(prompts="{demo}/config.json"), 3, "config.json"),
     ("prompts truncated", generate(prompts="{h5:truncated}"), 3, "truncated or damaged HDF5 file"),
-    ("prompts twice wrong", generate(prompts="{h5:good} {h5:offsets-fall}"), 3, "offsets-fall.h5:/prompts/offsets[2]: falls"),
+    ("two prompts files", generate(prompts="{h5:good} {h5:good}"), 2, "--prompts: expected one file, found 2"),
     prompts("newer-format", "use a newer version"),
     prompts("format-text", "quadrille_format must be an integer"),
     prompts("other-kind", "expected a file of kind 'prompts', found 'generations'"),
@@ -130,16 +133,18 @@ PROMPTS = [
 # Record level: the job goes on; --strict stops it before it starts, --fail-on-error ends with 1.
 RECORD_NAMES = ["record-empty", "record-token-high", "record-token-negative", "record-token-huge",
                 "record-too-long", "record-limit"]
-RECORDS = [prompts(name, "1 of 3 records", code=0) for name in RECORD_NAMES]
+RECORDS = [prompts(name, "2 ok, 1 with an error", code=0) for name in RECORD_NAMES]
 RECORDS += [prompts(name, "record 1", more="--strict") for name in RECORD_NAMES]
-RECORDS += [prompts("record-empty", "1 of 3 records", code=1, more="--fail-on-error"),
-            ("bad UTF-8", generate(target="{demo}", prompts="{h5:record-utf8}"), 0, "1 of 3 records")]
+RECORDS += [prompts("record-empty", "2 ok, 1 with an error", code=1, more="--fail-on-error"),
+            ("bad UTF-8", generate(target="{demo}", prompts="{h5:record-utf8}"), 0, "2 ok, 1 with an error")]
 
 OUTPUTS = [
     ("complete output", generate(out="{complete}"), 2, "--output-exists overwrite"),
     ("output folder missing", generate(out="{tmp}/none/out.h5"), 4, "none"),
     ("output below a file", generate(out="{h5:good}/out.h5"), 4, "good.h5"),
-    ("output is a folder", generate(out="{tmp}"), 4, "{tmp}"),
+    ("output below /proc", generate(out="/proc/none/out.h5"), 4, "/proc/none"),
+    ("leftover parts", generate(out="{parts}"), 2, "{parts}.parts"),
+    ("output is a folder", generate(out="{tmp}"), 2, "{tmp} is a folder"),
 ]
 
 # Fine input: exit 0 and the words of the notice.
@@ -150,19 +155,15 @@ FINE = [
 
 # One process by nature.
 ALONE = [
-    ("inspect nothing", "inspect {tmp}/none", 3, "none"),
-    ("inspect text", "inspect {demo}/config.json", 3, "config.json"),
-    ("inspect a broken checkpoint", "inspect {ckpt:truncated}", 3, "an end within the file's"),
     ("pack nothing", "pack {tmp}/none.txt --out {out}", 3, "none.txt"),
-    ("unpack prompts", "unpack {h5:good}", 3, "good.h5"),
-    ("unpack text", "unpack {demo}/config.json", 3, "config.json"),
-    ("no arguments", "", 2, "generate"),
+    ("pack what is no JSON", "pack {demo}/config.json --format jsonl --out {out}", 3, "config.json"),
+    ("no arguments", "", 2, "Usage: quadrille"),
 ]
 
 # Rank counts: (name, ranks, arguments, exit code, part).
 RANKS = [
-    ("three ranks", 3, generate(), 2, "1, 2, 4"),
-    ("two ranks of a model for one", 2, generate(target="{native}"), 2, "2"),
+    ("three ranks", 3, generate(), 2, "--tp: expected 1 with 3 ranks"),
+    ("two ranks of a model for one", 2, generate(target="{native}"), 2, "cannot be split over 2 ranks (legal: 1)"),
     ("tp beyond the ranks", 2, generate(more="--tp 4"), 2, "tp"),
 ]
 
