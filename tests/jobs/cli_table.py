@@ -155,6 +155,11 @@ FINE = [
 
 # One process by nature.
 ALONE = [
+    ("inspect nothing", "inspect {tmp}/none", 4, "none: cannot open"),
+    ("inspect text", "inspect {demo}/config.json", 3, "not an HDF5 file"),
+    ("inspect a broken checkpoint", "inspect {ckpt:truncated}", 3, "an end within the file's"),
+    ("unpack prompts", "unpack {h5:good}", 3, "expected a file of kind 'generations'"),
+    ("unpack text", "unpack {demo}/config.json", 3, "not an HDF5 file"),
     ("pack nothing", "pack {tmp}/none.txt --out {out}", 3, "none.txt"),
     ("pack what is no JSON", "pack {demo}/config.json --format jsonl --out {out}", 3, "config.json"),
     ("no arguments", "", 2, "Usage: quadrille"),
