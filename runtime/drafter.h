@@ -31,7 +31,7 @@ class Drafter {
     virtual void append(View<const float> taps, std::span<const uint8_t> write,
                         const Rows& rows) = 0;
 
-    // drafts (requests * k), request-major, the same on every rank.
+    // drafts (requests * k), request-major, the same on every rank; -1: none, never accepted.
     virtual void propose(std::span<int32_t> drafts, int32_t k,
                          std::span<const DraftRequest> requests) = 0;
 };

@@ -38,6 +38,8 @@ Engine::Engine(Backend& backend, Communicator& comm, Position& position, TargetM
       batch_(backend, batch_rows(model), model.limits().slots) {
     require(options.k < model.limits().max_block, "K drafts and their anchor fit a decode block");
     require(drafter == nullptr || options.k <= drafter->max_k(), "K within the drafter's block");
+    require(int64_t{model.limits().slots} * (options.k + 1) <= batch_rows(model),
+            "a decode block of every slot in one pass");
     require(options.max_batched_tokens >= kPrefillGrid &&
                 options.max_batched_tokens % kPrefillGrid == 0 &&
                 options.max_batched_tokens <= batch_rows(model),
@@ -121,11 +123,9 @@ EndRule Engine::end_rule(const Sequence& sequence) const {
 }
 
 bool Engine::emit(Sequence& sequence, std::span<const int32_t> target, const StepOutcome& outcome) {
-    for (int32_t i = 0; i < outcome.emitted; ++i) {
-        const int32_t token = target[static_cast<size_t>(i)];
-        sequence.result.tokens.push_back(token);
-        hash_ = (hash_ ^ static_cast<uint64_t>(token)) * 0x100000001b3u;
-    }
+    const std::span<const int32_t> emitted = target.first(static_cast<size_t>(outcome.emitted));
+    sequence.result.tokens.insert(sequence.result.tokens.end(), emitted.begin(), emitted.end());
+    add_to_hash(emitted);
     stats_.emitted += outcome.emitted;
     sequence.result.finish_reason = outcome.finish;
     return outcome.finish != FinishReason::none;
@@ -175,7 +175,10 @@ void Engine::draft(int32_t k) {
     }
     drafts_.resize(requests_.size() * static_cast<size_t>(k));
     position_.op("draft");
-    if (k > 0) drafter_->propose(drafts_, k, requests_);
+    if (k == 0) return;
+    drafter_->propose(drafts_, k, requests_);
+    // Ranks that draft apart verify different blocks: their sums would mix them up.
+    add_to_hash(drafts_);
 }
 
 void Engine::decode() {
@@ -231,14 +234,20 @@ std::vector<Generation> Engine::take_finished() {
     return std::exchange(finished_, {});
 }
 
+void Engine::add_to_hash(std::span<const int32_t> tokens) {
+    for (const int32_t token : tokens) {
+        hash_ = (hash_ ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
+    }
+}
+
 void Engine::compare_ranks() {
     std::vector<uint64_t> hashes(static_cast<size_t>(comm_.size()));
     comm_.all_gather_host(hashes.data(), &hash_, sizeof hash_);
     for (size_t rank = 0; rank < hashes.size(); ++rank) {
         if (hashes[rank] == hashes[0]) continue;
-        throw Error(
-            ErrorKind::comm,
-            fmt::format("rank {} emitted other tokens than rank 0 by step {}", rank, stats_.steps));
+        throw Error(ErrorKind::comm,
+                    fmt::format("rank {} drafted or emitted other tokens than rank 0 by step {}",
+                                rank, stats_.steps));
     }
 }
 

@@ -79,6 +79,7 @@ class Engine {
     bool emit(Sequence& sequence, std::span<const int32_t> target, const StepOutcome& outcome);
     void retire();
     void reject(Prompt prompt, const std::string& why);
+    void add_to_hash(std::span<const int32_t> tokens);
     void compare_ranks();
 
     Backend& backend_;
@@ -98,7 +99,7 @@ class Engine {
     std::vector<int32_t> drafts_;
     std::vector<int32_t> block_;
     std::vector<uint8_t> write_;
-    uint64_t hash_ = 0;
+    uint64_t hash_ = 0;  // of everything drafted and emitted
     EngineStats stats_;
 };
 
