@@ -1,60 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/draft_case.h"
 
-#include <gtest/gtest.h>
+#include "tests/support/golden.h"
+
+#include <string>
 
 namespace quadrille::test {
 
 namespace {
 
-DraftConfig altered(const std::filesystem::path& folder, const DraftCase::Alter& alter) {
-    DraftConfig config = read_draft_config(folder);
-    if (alter) alter(config);
+DraftConfig altered(const DraftSetup& setup) {
+    DraftConfig config = read_draft_config(setup.folder);
+    if (setup.alter) setup.alter(config);
     return config;
 }
 
 }  // namespace
 
-DraftCase::DraftCase(const std::filesystem::path& target, Communicator& comm,
-                     const ModelLimits& limits, const Alter& alter, const DraftOptions& options)
-    : config_(altered(*find_model(kTestDrafter), alter)),
-      checkpoint_(*find_model(kTestDrafter)),
-      target_(std::make_unique<ModelCase>(target, comm, limits, config_.target_layer_ids)),
-      drafter_(std::make_unique<DFlash2>(target_->backend(), comm, position_, config_, checkpoint_,
-                                         target_->model(), options)) {}
-
-void WatchedDrafter::append(View<const float> taps, std::span<const uint8_t> write,
-                            const Rows& rows) {
-    EXPECT_EQ(std::ssize(write), rows.m);
-    EXPECT_EQ(taps.rows, rows.m);
-    for (int32_t i = 0; i < rows.sequences; ++i) {
-        int32_t& length = context_[rows.slot[i]];
-        if (rows.position[i] == 0) length = 0;
-        EXPECT_EQ(length, rows.position[i]) << "context rows begin where the last ones ended";
-        bool open = true;
-        for (int32_t row = rows.begin[i]; row < rows.begin[i + 1]; ++row) {
-            const bool kept = write[static_cast<size_t>(row)] != 0;
-            EXPECT_TRUE(open || !kept) << "a kept row behind a rejected one";
-            open = kept;
-            length += int32_t{kept};
-        }
-    }
-    if (inner_ != nullptr) inner_->append(taps, write, rows);
+std::filesystem::path trained_drafter() {
+    return data_path("models") / "demo-dflash2";
 }
 
-void WatchedDrafter::propose(std::span<int32_t> drafts, int32_t k,
-                             std::span<const DraftRequest> requests) {
-    ++proposals_;
-    EXPECT_EQ(std::ssize(drafts), std::ssize(requests) * k);
-    if (inner_ != nullptr) inner_->propose(drafts, k, requests);
-    size_t at = 0;
-    for (const DraftRequest& request : requests) {
-        EXPECT_EQ(context_[request.slot], request.position) << "the anchor has no context row";
-        for (int32_t place = 1; place <= k; ++place, ++at) {
-            if (inner_ == nullptr) drafts[at] = script_(request, place);
-            drafts_[request.record].push_back(drafts[at]);
-        }
+std::vector<int64_t> trained_taps() {
+    return read_draft_config(trained_drafter()).target_layer_ids;
+}
+
+DraftCase::DraftCase(ModelCase& target, const DraftSetup& setup)
+    : config_(altered(setup)),
+      checkpoint_(setup.folder),
+      drafter_(std::make_unique<DFlash2>(target.backend(), target.comm(), position_, config_,
+                                         checkpoint_, target.model(), setup.options)) {}
+
+std::unique_ptr<TempFolder> copy_drafter(const std::function<bool(StoredTensor&)>& edit,
+                                         const std::vector<StoredTensor>& more) {
+    auto folder = std::make_unique<TempFolder>();
+    std::filesystem::copy_file(trained_drafter() / "config.json", *folder / "config.json");
+    const Checkpoint original(trained_drafter());
+    std::vector<StoredTensor> tensors = more;
+    for (const auto& [name, tensor] : original.tensors()) {
+        std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+        const std::string described = tensor.describe();
+        StoredTensor stored{name, described.substr(0, described.find(' ')), tensor.shape,
+                            std::move(bytes)};
+        if (edit(stored)) tensors.push_back(std::move(stored));
     }
+    folder->write("model.safetensors", safetensors_file(tensors));
+    return folder;
 }
 
 }  // namespace quadrille::test

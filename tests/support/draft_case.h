@@ -1,73 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-// A target with a drafter inside a test: the trained one (its config may be altered), one that only
-// records what it is asked, one that follows a script.
+// The trained drafter beside a target inside a test, and altered copies of it: another config,
+// other tensors.
 #pragma once
 
 #include "drafter/dflash2.h"
 #include "tests/support/model_case.h"
+#include "tests/support/safetensors_writer.h"
+#include "tests/support/temp_folder.h"
 
-#include <cstdint>
+#include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
-#include <span>
 #include <vector>
 
 namespace quadrille::test {
 
-inline constexpr const char* kTestDrafter = "demo-dflash2";
+// tests/data/models/demo-dflash2 and the layers it taps.
+std::filesystem::path trained_drafter();
+std::vector<int64_t> trained_taps();
 
-// Target and trained drafter. `alter` may change the drafter's config (the target is built for its
-// taps).
+struct DraftSetup {
+    std::filesystem::path folder = trained_drafter();
+    std::function<void(DraftConfig&)> alter = {};
+    DraftOptions options = {};
+};
+
+// A drafter on `target`, which was built with its taps and outlives it.
 class DraftCase {
   public:
-    using Alter = std::function<void(DraftConfig&)>;
-    DraftCase(const std::filesystem::path& target, Communicator& comm, const ModelLimits& limits,
-              const Alter& alter = {}, const DraftOptions& options = {});
-
-    ModelCase& target() { return *target_; }
-    DFlash2& drafter() { return *drafter_; }
-    const DraftConfig& config() const { return config_; }
-    const Checkpoint& checkpoint() const { return checkpoint_; }
+    explicit DraftCase(ModelCase& target, const DraftSetup& setup = {});
+    DFlash2& operator*() { return *drafter_; }
+    DFlash2* operator->() { return drafter_.get(); }
 
   private:
     DraftConfig config_;
     Checkpoint checkpoint_;
     Position position_;
-    std::unique_ptr<ModelCase> target_;
     std::unique_ptr<DFlash2> drafter_;
 };
 
-// Passes everything on to another drafter, or drafts by `script` where there is none. Keeps the
-// drafts of every record and checks what the engine promises: contexts without gaps that end where
-// the anchor stands.
-class WatchedDrafter final : public Drafter {
-  public:
-    // Draft for one position of a record; `place` counts from 1 inside the block.
-    using Script = std::function<int32_t(const DraftRequest& request, int32_t place)>;
-    explicit WatchedDrafter(Drafter& inner) : inner_(&inner), max_k_(inner.max_k()) {}
-    WatchedDrafter(Script script, int32_t max_k) : script_(std::move(script)), max_k_(max_k) {}
-
-    int32_t max_k() const override { return max_k_; }
-    const std::vector<int64_t>& taps() const override {
-        return inner_ != nullptr ? inner_->taps() : no_taps_;
-    }
-    void append(View<const float> taps, std::span<const uint8_t> write, const Rows& rows) override;
-    void propose(std::span<int32_t> drafts, int32_t k,
-                 std::span<const DraftRequest> requests) override;
-
-    // By record: its drafts in the order of its steps.
-    const std::map<int64_t, std::vector<int32_t>>& drafts() const { return drafts_; }
-    int64_t proposals() const { return proposals_; }
-
-  private:
-    Drafter* inner_ = nullptr;
-    Script script_;
-    int32_t max_k_;
-    std::vector<int64_t> no_taps_;
-    std::map<int32_t, int32_t> context_;  // slot -> rows
-    std::map<int64_t, std::vector<int32_t>> drafts_;
-    int64_t proposals_ = 0;
-};
+// A copy of the trained drafter's folder; `edit` changes a tensor or returns false to leave it out,
+// `more` are added.
+std::unique_ptr<TempFolder> copy_drafter(const std::function<bool(StoredTensor&)>& edit,
+                                         const std::vector<StoredTensor>& more = {});
 
 }  // namespace quadrille::test
