@@ -16,17 +16,29 @@
 namespace quadrille::h5 {
 namespace {
 
-void silence_library() {
+// Before the first file. The library's own clean-up at exit crashes (1.10) when a file could not be
+// closed, say on a full disk; we close everything ourselves.
+void prepare_library() {
+    H5dont_atexit();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
 
-Id access_properties() {
+constexpr size_t kChunkSlots = 521;  // the library's default
+
+Id access_properties(bool writable) {
     Id access = own(H5Pcreate(H5P_FILE_ACCESS), ErrorKind::internal, "access", "H5Pcreate");
 #if H5_VERSION_GE(1, 10, 7)
     // File systems without locks (some NFS, Lustre) are used as if locking were off.
     check(H5Pset_file_locking(access.get(), true, true), ErrorKind::internal, "access",
           "H5Pset_file_locking");
 #endif
+    if (!writable) return access;
+    // Values are written when we say so: what the library holds back it writes when a dataset is
+    // closed, where a failure would go unseen.
+    check(H5Pset_sieve_buf_size(access.get(), 0), ErrorKind::internal, "access",
+          "H5Pset_sieve_buf_size");
+    check(H5Pset_cache(access.get(), 0, kChunkSlots, 0, 1.0), ErrorKind::internal, "access",
+          "H5Pset_cache");
     return access;
 }
 
@@ -176,9 +188,9 @@ File::File(Id file, const std::filesystem::path& path)
       path_(path) {}
 
 File File::open(const std::filesystem::path& path, bool writable) {
-    silence_library();
+    prepare_library();
     check_openable(path, writable ? O_RDWR : O_RDONLY, "open");
-    const Id access = access_properties();
+    const Id access = access_properties(writable);
     Id file(H5Fopen(path.c_str(), writable ? H5F_ACC_RDWR : H5F_ACC_RDONLY, access.get()),
             close_any);
     if (file.valid()) return File(std::move(file), path);
@@ -203,9 +215,9 @@ File File::open_write(const std::filesystem::path& path) {
 }
 
 File File::create(const std::filesystem::path& path) {
-    silence_library();
+    prepare_library();
     check_openable(path, O_CREAT | O_WRONLY, "create");
-    const Id access = access_properties();
+    const Id access = access_properties(true);
     Id file = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), ErrorKind::io,
                   path.string(), "cannot create");
     return File(std::move(file), path);

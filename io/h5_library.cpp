@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
 
 namespace quadrille::h5 {
 namespace {
@@ -40,11 +41,18 @@ int close_any(int64_t id) {
     return H5Idec_ref(id);
 }
 
-// The library's reason, outermost first; three levels say enough, the innermost is the cause.
+// Three levels say enough, the innermost is the cause. Of a failed system call the times and
+// addresses around the system's message are left out.
 std::string library_reason() {
     std::vector<std::string> reasons;
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, collect_reason, &reasons);
     if (reasons.empty()) return "HDF5 gives no reason";
+    constexpr std::string_view kSystem = "error message = '";
+    if (const size_t at = reasons[0].find(kSystem); at != std::string::npos) {
+        const size_t begin = at + kSystem.size();
+        return reasons[0].substr(0, reasons[0].find_first_of(":,")) + ": " +
+               reasons[0].substr(begin, reasons[0].find('\'', begin) - begin);
+    }
     reasons.resize(std::min<size_t>(reasons.size(), 3));
     std::reverse(reasons.begin(), reasons.end());
     return fmt::format("{}", fmt::join(reasons, ": "));
