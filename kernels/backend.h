@@ -294,7 +294,8 @@ class Backend {
                            const int32_t* anchor, const SampleRow* draws) = 0;
 };
 
-// "cpu", "cuda" or "check"; throws Error{usage} for other names and Error{device} for one this
+// "cpu", "cuda" or "check"; "cpu-plain", "cpu-avx2" and "cpu-avx512" force the CPU's path (all give
+// the same bits). Throws Error{usage} for other names and Error{device} for one this
 // build or machine cannot provide.
 std::unique_ptr<Backend> make_backend(const std::string& name);
 

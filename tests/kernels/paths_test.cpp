@@ -159,6 +159,21 @@ INSTANTIATE_TEST_SUITE_P(Isa, PathsOf,
                          testing::Values(cpu::Isa::plain, cpu::Isa::avx2, cpu::Isa::avx512),
                          [](const auto& param) { return std::string(name(param.param)); });
 
+TEST(Paths, AreForcedByTheNameOfTheBackend) {
+    EXPECT_EQ(make_backend("cpu")->name(), "cpu");
+    EXPECT_EQ(make_backend("cpu-plain")->name(), "cpu");
+    EXPECT_THROW(make_backend("cpu-"), Error);
+    EXPECT_THROW(make_backend(""), Error);
+    for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::avx512}) {
+        const std::string forced = fmt::format("cpu-{}", name(isa));
+        if (cpu::has_isa(isa)) {
+            EXPECT_EQ(make_backend(forced)->name(), "cpu");
+        } else {
+            EXPECT_THROW(make_backend(forced), Error);
+        }
+    }
+}
+
 TEST(Paths, RefusesASetThatIsNotThere) {
     for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::avx512}) {
         if (cpu::has_isa(isa)) continue;
