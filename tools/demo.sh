@@ -26,14 +26,14 @@ quadrille=$QUADRILLE_BUILD/jobs/quadrille
 
 if [ -z "$out" ]; then mkdir -p out && out=$(mktemp -d out/demo-XXXXXX); fi
 mkdir -p "$out"
-target=tests/data/models/demo-full-4bpw
+target=tests/data/models/demo-full-4bpw draft=tests/data/models/demo-dflash2
 
 step "pack a dozen prompts"
 "$quadrille" pack tests/data/demo_prompts.jsonl --out "$out/prompts.h5"
 
 step "generate on $ranks ranks"
-mpirun -n "$ranks" "$quadrille" generate --target "$target" --prompts "$out/prompts.h5" \
-    --out "$out/generations.h5" --max-new-tokens 48
+mpirun -n "$ranks" "$quadrille" generate --target "$target" --draft "$draft" \
+    --prompts "$out/prompts.h5" --out "$out/generations.h5" --max-new-tokens 64
 
 step "what is in $out/generations.h5"
 "$quadrille" inspect "$out/generations.h5"

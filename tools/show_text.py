@@ -16,7 +16,7 @@ def main():
     # Spread over the file: the demo's prompts come in kinds, one after the other.
     for i in range(0, len(generations), max(1, -(-len(generations) // count))):
         g = generations[i]
-        prompt = prompts[g.get("prompt_index", i)].get("text", "")
+        prompt = prompts[g.get("index", i)].get("text", "")
         print(f"\n[{g.get('id', i)}]  {prompt} | {g.get('text', g.get('error', ''))}")
 
 

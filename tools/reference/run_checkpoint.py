@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the numpy reference on a checkpoint folder, greedy, one record at a time, and times it.
 
-  python3 run_checkpoint.py FOLDER [--golden FILE:GROUP] [--records N] [--new N]
+  python3 run_checkpoint.py FOLDER [--golden FILE:GROUP] [--records N] [--new N] [--program EXE]
 
 Prompts and expected tokens come from a golden file (default tests/data/demo_golden.h5:full-4bpw).
+--program: then the same prompts with the program on two ranks, one record at a time.
 """
 import argparse
 import glob
 import json
 import os
 import struct
+import subprocess
+import tempfile
 import time
 
 import h5py
@@ -80,6 +83,24 @@ def ragged(group, name):
     return [group[name][a:b] for a, b in zip(bounds, bounds[1:])]
 
 
+def run_program(program, folder, prompts, new):
+    """Prints the program's own summary of the same work."""
+    with tempfile.TemporaryDirectory() as work:
+        with h5py.File(os.path.join(work, "prompts.h5"), "w") as f:
+            f.attrs["quadrille_format"], f.attrs["kind"] = np.int64(1), "prompts"
+            f["prompts/tokens"] = np.concatenate(prompts)
+            f["prompts/offsets"] = np.cumsum([0] + [len(p) for p in prompts])
+        start = time.perf_counter()
+        run = subprocess.run(["mpirun", "-n", "2", program, "generate", "--target", folder, "--max-seqs", "1",
+                              "--prompts", os.path.join(work, "prompts.h5"), "--out", os.path.join(work, "out.h5"),
+                              "--max-new-tokens", str(new), "--ignore-eos"], capture_output=True, text=True, check=True)
+        print(f"the program, two ranks, start to end {time.perf_counter() - start:.1f} s:")
+        print(run.stdout, end="")
+        with h5py.File(os.path.join(work, "out.h5")) as f:
+            bounds, tokens = f["generations/offsets"][:], f["generations/tokens"][:]
+            return [tokens[a:b].tolist() for a, b in zip(bounds, bounds[1:])]
+
+
 def main():
     here = os.path.dirname(os.path.abspath(__file__))
     parser = argparse.ArgumentParser()
@@ -87,6 +108,7 @@ def main():
     parser.add_argument("--golden", default=os.path.join(here, "../../tests/data/demo_golden.h5:full-4bpw"))
     parser.add_argument("--records", type=int, default=3)
     parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--program")
     options = parser.parse_args()
     start = time.perf_counter()
     c, weights = load(options.folder)
@@ -98,7 +120,8 @@ def main():
         expected, last = ragged(group, "greedy"), group["last_logits"][:]
     seconds = {"prefill": 0.0, "decode": 0.0}
     rows = {"prefill": 0, "decode": 0}
-    for i, prompt in enumerate(prompts[:options.records]):
+    prompts, outputs = prompts[:options.records], []
+    for i, prompt in enumerate(prompts):
         ref, start = Ref(c, weights, dt=np.float32), time.perf_counter()
         for t in prompt:
             logits = ref.step(t)
@@ -107,12 +130,17 @@ def main():
         while len(tokens) < min(options.new, len(expected[i])):
             tokens.append(int(ref.step(tokens[-1]).argmax()))
         seconds["decode"] += time.perf_counter() - start
+        outputs.append(tokens)
         rows["prefill"] += len(prompt)
         rows["decode"] += len(tokens) - 1
         same = tokens == expected[i][:len(tokens)].tolist()
         print(f"record {i}: {len(prompt)} + {len(tokens)} tokens, logits within {error:.1e}, tokens {'equal' if same else 'DIFFER'}")
     for k, s in seconds.items():
         print(f"{k}: {rows[k]} rows in {s:.2f} s = {rows[k] / s:.1f} rows/s")
+    if options.program:
+        mine = run_program(options.program, options.folder, prompts, options.new)
+        equal = all(a[:len(b)] == b for a, b in zip(mine, outputs))
+        print("tokens", "equal" if equal else "DIFFER")
 
 
 if __name__ == "__main__":
