@@ -15,6 +15,7 @@ namespace quadrille::cpu {
 
 CpuBackend::CpuBackend(Isa isa)
     : paths_(&paths_of(isa)),
+      sequence_(&sequence_paths_of(isa)),
       codebooks_{codebook_table(Codebook::three_inst), codebook_table(Codebook::mcg),
                  codebook_table(Codebook::mul1)} {}
 

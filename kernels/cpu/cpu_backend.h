@@ -5,6 +5,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/paths.h"
+#include "kernels/cpu/sequence_paths.h"
 
 #include <array>
 #include <cstdint>
@@ -127,7 +128,7 @@ class CpuBackend final : public Backend {
         kGatherScratch,    //      one expert's rows
         kPairScratch,      //      products by pair
         kMoeScratch,       //      sums of the segments
-        kWeightScratch,    // hyper_weights, mla_attention, walk_path: a row of weights as fp32
+        kWeightScratch,    // mla_attention, walk_path: rows of weights as fp32
         kGateScratch,      // hyper_weights: products with fn
         kPreparedScratch,  // kda: rows ready for the recurrence
         kZeroScratch,      //      raw inputs before the first token
@@ -136,7 +137,6 @@ class CpuBackend final : public Backend {
         kKeyScratch,       //      keys of a draft block
         kScoreScratch,     //      scores of a row
         kSumScratch,       //      weighted latents
-        kPartScratch,      //      those of one block of positions
         kAngleScratch,     // draft: rotation divisors and angles; walk_path: the predecessor
         kScratchCount = 24
     };
@@ -152,16 +152,29 @@ class CpuBackend final : public Backend {
     void gated(View<float> out, View<const float> in, const Mlp& mlp, float limit);
     void group_pairs(View<const int32_t> ids, int32_t experts);
 
+    // mla.cpp
+    void place_latents(View<const float> latents, int64_t visible, const int32_t* list,
+                       int64_t count);
+
+    // draft.cpp
+    void place_context(const DraftCache& cache, int32_t slot, int64_t begin, int64_t position,
+                       View<const float> key, View<const float> value);
+    void attend_block(View<float> out, const float* queries, int64_t position, int64_t begin,
+                      const DraftAttentionParams& params);
+
     // Scratch that only grows, 64-byte aligned: after the largest pass no op allocates.
     float* scratch(size_t which, int64_t floats);
     std::vector<std::vector<float>> scratch_ = std::vector<std::vector<float>>(kScratchCount);
 
     const Paths* paths_;
+    const SequencePaths* sequence_;
     std::array<std::vector<float>, 3> codebooks_;  // (65536) each, by Codebook
     std::vector<int64_t> moe_begin_;               // (experts + 1) into moe_pairs_
     std::vector<int32_t> moe_pairs_;               // row * topk + slot, grouped by expert
     std::vector<std::pair<float, int32_t>> best_;  // sample_candidates: a heap of the best
     std::vector<uint64_t> pool_keys_;              // index_select: a row's pools, to be sorted
+    std::vector<const float*> key_places_;         // attention: keys of a row's positions
+    std::vector<const float*> value_places_;       //            values
 };
 
 }  // namespace quadrille::cpu

@@ -4,9 +4,10 @@
 // its place from its index alone.
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/loops.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/sample_row.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -53,47 +54,6 @@ void prepare_heads(float* out, const float* in, const float* weight, const float
     const int64_t d = params.head_dim;
     for (int64_t h = 0; h < count; ++h) {
         norm_and_rotate(out + h * d, in + h * d, weight, angles, params.norm_eps, d);
-    }
-}
-
-// One draft block: its normed and rotated keys, the ring of its slot.
-struct Block {
-    const float* key;  // (block, kv_heads, d)
-    View<const float> value;
-    const float* ring_keys;
-    const float* ring_values;
-    int64_t ring_size;
-    int64_t position;  // of row 0 = context length
-    int64_t kv_heads;
-    int64_t d;
-
-    // Key and value of kv head g at an absolute position: the context below `position`, the
-    // block's own rows from there on.
-    const float* key_at(int64_t at, int64_t g) const {
-        if (at >= position) return key + ((at - position) * kv_heads + g) * d;
-        return ring_keys + (at % ring_size * kv_heads + g) * d;
-    }
-    const float* value_at(int64_t at, int64_t g) const {
-        if (at >= position) return value.row(at - position) + g * d;
-        return ring_values + (at % ring_size * kv_heads + g) * d;
-    }
-};
-
-// out (d) of one head over the positions [first, end).
-void attend_head(float* out, float* scores, float* part, const float* query, const Block& block,
-                 int64_t g, int64_t first, int64_t end) {
-    const int64_t d = block.d;
-    const int64_t n = end - first;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-    for (int64_t i = 0; i < n; ++i) scores[i] = dot(query, block.key_at(first + i, g), d) * scale;
-    const float inverse = 1.0f / exp_of_scores(scores, n);
-    std::fill_n(out, d, 0.0f);
-    for (int64_t start = 0; start < n; start += kPositionBlock) {
-        std::fill_n(part, d, 0.0f);
-        for (int64_t i = start; i < std::min(n, start + kPositionBlock); ++i) {
-            add_scaled(part, scores[i] * inverse, block.value_at(first + i, g), d);
-        }
-        add_scaled(out, 1.0f, part, d);
     }
 }
 
@@ -154,6 +114,12 @@ int32_t best_candidate(float* scores, const WalkSlot& slot, float* candidate,
     return best;
 }
 
+// The first position a row may see. The window is measured from the row itself, not from the
+// anchor of its block.
+int64_t window_begin(int64_t position, int64_t window) {
+    return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
 void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
     const int64_t width = int64_t{params.kv_heads} * params.head_dim;
     require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
@@ -192,6 +158,45 @@ void CpuBackend::draft_append(const DraftCache& cache, View<const float> key,
     }
 }
 
+// key_places_, value_places_: where position p of a sequence is, p counted from `begin`, up to the
+// end of its draft block (rows key, value). Context positions lie in the ring.
+void CpuBackend::place_context(const DraftCache& cache, int32_t slot, int64_t begin,
+                               int64_t position, View<const float> key, View<const float> value) {
+    key_places_.clear();
+    value_places_.clear();
+    for (int64_t p = begin; p < position; ++p) {
+        const int64_t at = p % cache.ring_size * key.cols;
+        key_places_.push_back(cache.keys.row(slot) + at);
+        value_places_.push_back(cache.values.row(slot) + at);
+    }
+    for (int64_t j = 0; j < key.rows; ++j) {
+        key_places_.push_back(key.row(j));
+        value_places_.push_back(value.row(j));
+    }
+}
+
+// One block: queries (block, heads, d) ready, its places set from position `begin` on.
+void CpuBackend::attend_block(View<float> out, const float* queries, int64_t position,
+                              int64_t begin, const DraftAttentionParams& params) {
+    const int64_t d = params.head_dim;
+    const int64_t group = params.heads / params.kv_heads;
+    Attention attention{.heads = group, .d = d, .width = d};
+    attention.scale = 1.0f / std::sqrt(static_cast<float>(d));
+    for (int64_t j = 0; j < out.rows; ++j) {
+        const int64_t first = window_begin(position + j, params.window);
+        const int64_t end = position + (params.causal ? j + 1 : out.rows);
+        attention.keys = key_places_.data() + (first - begin);
+        attention.values = value_places_.data() + (first - begin);
+        attention.n = end - first;
+        attention.scores = scratch(kScoreScratch, group * attention.n);
+        for (int64_t g = 0; g < params.kv_heads; ++g) {
+            attention.offset = g * d;
+            attention.query = queries + (j * params.heads + g * group) * d;
+            sequence_->attend(out.row(j) + g * group * d, attention);
+        }
+    }
+}
+
 void CpuBackend::draft_attention(View<float> out, View<const float> query, View<const float> key,
                                  View<const float> value, const float* q_norm, const float* k_norm,
                                  const DraftCache& cache, const DraftAttentionParams& params,
@@ -210,45 +215,27 @@ void CpuBackend::draft_attention(View<float> out, View<const float> query, View<
     float* angles = divisors + d;
     float* queries = scratch(kQueryScratch, size * heads * d);
     float* keys = scratch(kKeyScratch, size * kv_heads * d);
-    float* part = scratch(kPartScratch, d);
     rope_divisors(divisors, params.rope_theta, d);
     for (int32_t i = 0; i < rows.sequences; ++i) {
-        const int64_t first = i * size;
+        const View<float> block = out.slice_rows(i * size, size);
         if (rows.slot[i] < 0) {
-            for (int64_t j = 0; j < size; ++j) std::fill_n(out.row(first + j), out.cols, 0.0f);
+            for (int64_t j = 0; j < size; ++j) std::fill_n(block.row(j), out.cols, 0.0f);
             continue;
         }
-        require(rows.slot[i] < cache.keys.rows, "draft_attention: the slot exists");
         const int64_t position = rows.position[i];
+        const int64_t begin = window_begin(position, params.window);
+        require(rows.slot[i] < cache.keys.rows, "draft_attention: the slot exists");
+        require(position - begin <= cache.ring_size, "draft_attention: the ring holds the window");
         for (int64_t j = 0; j < size; ++j) {
             rope_angles(angles, divisors, position + j, d);
-            prepare_heads(queries + j * heads * d, query.row(first + j), q_norm, angles, heads,
+            prepare_heads(queries + j * heads * d, query.row(i * size + j), q_norm, angles, heads,
                           params);
-            prepare_heads(keys + j * kv_heads * d, key.row(first + j), k_norm, angles, kv_heads,
+            prepare_heads(keys + j * kv_heads * d, key.row(i * size + j), k_norm, angles, kv_heads,
                           params);
         }
-        const Block block{keys,
-                          value.slice_rows(first, size),
-                          cache.keys.row(rows.slot[i]),
-                          cache.values.row(rows.slot[i]),
-                          cache.ring_size,
-                          position,
-                          kv_heads,
-                          d};
-        for (int64_t j = 0; j < size; ++j) {
-            // The window is measured from the row itself, not from the anchor.
-            const int64_t at = position + j;
-            const int64_t begin =
-                params.window > 0 ? std::max<int64_t>(0, at - params.window + 1) : 0;
-            const int64_t end = params.causal ? at + 1 : position + size;
-            require(position - begin <= cache.ring_size,
-                    "draft_attention: the ring holds the window");
-            float* scores = scratch(kScoreScratch, end - begin);
-            for (int64_t h = 0; h < heads; ++h) {
-                attend_head(out.row(first + j) + h * d, scores, part, queries + (j * heads + h) * d,
-                            block, h / (heads / kv_heads), begin, end);
-            }
-        }
+        place_context(cache, rows.slot[i], begin, position, {keys, size, kv_heads * d},
+                      value.slice_rows(i * size, size));
+        attend_block(block, queries, position, begin, params);
     }
 }
 

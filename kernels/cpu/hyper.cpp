@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifold-constrained hyper-connections: the gates of one site and the two mixes of the residual
 // streams. Everything fp32; a row of `streams` holds its s streams one after another.
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/loops.h"
+#include "kernels/cpu/exponential.h"
+#include "kernels/cpu/lanes.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +24,7 @@ void softmax_rows(Mix& c, int32_t s, float eps) {
         const float largest = *std::max_element(row, row + s);
         float sum = 0.0f;
         for (int32_t b = 0; b < s; ++b) {
-            row[b] = std::exp(row[b] - largest);
+            row[b] = exp_of(row[b] - largest);
             sum += row[b];
         }
         for (int32_t b = 0; b < s; ++b) row[b] = row[b] / sum + eps;
@@ -37,7 +38,8 @@ void normalise_lines(Mix& c, int32_t s, int32_t inside, int32_t across, float ep
         float sum = 0.0f;
         for (int32_t i = 0; i < s; ++i) sum += first[i * inside];
         sum += eps;
-        for (int32_t i = 0; i < s; ++i) first[i * inside] /= sum;
+        const float inverse = 1.0f / sum;
+        for (int32_t i = 0; i < s; ++i) first[i * inside] *= inverse;
     }
 }
 
@@ -92,12 +94,8 @@ void CpuBackend::hyper_weights(View<float> pre, View<float> post, View<float> mi
                 post.rows == streams.rows && mix.rows == streams.rows,
             "hyper_weights: pre and post (m, s), mix (m, s^2)");
     const int64_t m = streams.rows;
-    float* weight = scratch(kWeightScratch, fn.k);
     float* gates = scratch(kGateScratch, m * fn.n);  // (m, 2s + s^2)
-    for (int64_t j = 0; j < fn.n; ++j) {
-        convert_row(weight, fn, j);
-        for (int64_t i = 0; i < m; ++i) gates[i * fn.n + j] = dot(weight, streams.row(i), fn.k);
-    }
+    linear({gates, m, fn.n}, streams, fn);
     for (int64_t i = 0; i < m; ++i) {
         const float mean = sum_of_squares(streams.row(i), fn.k) / static_cast<float>(fn.k);
         const float inverse = 1.0f / std::sqrt(mean + params.norm_eps);
@@ -125,7 +123,10 @@ void CpuBackend::hyper_in(View<float> out, View<const float> streams, View<const
         const float* __restrict first = streams.row(i);
         const float* weight = pre.row(i);
         for (int64_t c = 0; c < h; ++c) y[c] = weight[0] * first[c];
-        for (int64_t j = 1; j < s; ++j) add_scaled(y, weight[j], streams.row(i) + j * h, h);
+        for (int64_t j = 1; j < s; ++j) {
+            const float* __restrict stream = first + j * h;
+            for (int64_t c = 0; c < h; ++c) y[c] += weight[j] * stream[c];
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 // A pool holds nothing but tokens of its own positions, so one written with drafts that were
 // rejected later is simply written again when the real tokens come.
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/loops.h"
+#include "kernels/cpu/exponential.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +27,7 @@ void pool_tokens(float* out, const float* const* key, const float* const* gate, 
         float sum = 0.0f;
         float weighted = 0.0f;
         for (int32_t j = 0; j < pool; ++j) {
-            const float weight = std::exp(gate[j][c] + ape[j * d + c] - largest);
+            const float weight = exp_of(gate[j][c] + ape[j * d + c] - largest);
             sum += weight;
             weighted += weight * key[j][c];
         }
@@ -82,22 +83,6 @@ void CpuBackend::index_pool(const IndexCache& cache, View<const float> key, View
 
 namespace {
 
-// keys[p] = sort key of pool p's score: sum_h weight[h] relu(query[h] . pool / sqrt(d)) /
-// sqrt(heads).
-void score_pools(uint64_t* keys, const float* query, const float* weight, const float* pooled,
-                 int64_t pools, int64_t heads, int64_t d) {
-    const float score_scale = 1.0f / std::sqrt(static_cast<float>(d));
-    const float head_scale = 1.0f / std::sqrt(static_cast<float>(heads));
-    for (int64_t p = 0; p < pools; ++p) {
-        float score = 0.0f;
-        for (int64_t h = 0; h < heads; ++h) {
-            const float match = dot(query + h * d, pooled + p * d, d) * score_scale;
-            score += weight[h] * head_scale * std::max(match, 0.0f);
-        }
-        keys[p] = sort_key(score, p);
-    }
-}
-
 // Moves the `wanted` smallest keys to the front, by ascending pool.
 void take_pools(uint64_t* keys, int64_t pools, int64_t wanted) {
     std::nth_element(keys, keys + wanted, keys + pools);
@@ -134,6 +119,9 @@ void CpuBackend::index_select(View<int32_t> selected, int32_t* count, View<const
                 query.rows == rows.m && query.cols == params.heads * d && weight.rows == rows.m &&
                 weight.cols == params.heads,
             "index_select: selected (m, topk + pool - 1), query (m, heads d), weight (m, heads)");
+    PoolScores scoring{.heads = params.heads, .d = d};
+    scoring.score_scale = 1.0f / std::sqrt(static_cast<float>(d));
+    scoring.head_scale = 1.0f / std::sqrt(static_cast<float>(params.heads));
     for (int32_t i = 0; i < rows.sequences; ++i) {
         const int32_t slot = rows.slot[i];
         for (int64_t r = rows.begin[i]; r < rows.begin[i + 1]; ++r) {
@@ -144,9 +132,16 @@ void CpuBackend::index_select(View<int32_t> selected, int32_t* count, View<const
             if (slot < 0 || pools <= wanted) continue;
             require(slot < cache.pools.rows && pools * d <= cache.pools.cols,
                     "index_select: the pools fit their slot");
+            scoring.query = query.row(r);
+            scoring.weight = weight.row(r);
+            scoring.pools = cache.pools.row(slot);
+            scoring.count = pools;
+            float* scores = scratch(kScoreScratch, pools);
+            sequence_->score_pools(scores, scoring);
             if (std::ssize(pool_keys_) < pools) pool_keys_.resize(static_cast<size_t>(pools));
-            score_pools(pool_keys_.data(), query.row(r), weight.row(r), cache.pools.row(slot),
-                        pools, params.heads, d);
+            for (int64_t p = 0; p < pools; ++p) {
+                pool_keys_[static_cast<size_t>(p)] = sort_key(scores[p], p);
+            }
             take_pools(pool_keys_.data(), pools, wanted);
             count[r] =
                 write_positions(selected.row(r), pool_keys_.data(), wanted, visible, params.pool);

@@ -6,8 +6,9 @@
 // The stored state counts as zero as long as no row was ever committed to it, that is while
 // position == pending: slots are reused without being cleared.
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/loops.h"
+#include "kernels/cpu/exponential.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -17,8 +18,7 @@ namespace quadrille::cpu {
 
 namespace {
 
-constexpr float kNormEps = 1e-6f;  // of the l2 norms of q and k, added to the sum
-constexpr int32_t kMaxTaps = 8;
+constexpr float kNormEps = 1e-6f;      // of the l2 norms of q and k, added to the sum
 constexpr int64_t kPreparedRows = 16;  // rows of a prefill whose inputs are prepared together
 
 struct Sizes {
@@ -71,87 +71,36 @@ struct Timeline {
     }
 };
 
-// S (d keys, d values) of one head: S = diag(decay) S; S += k (beta (v - S^T k))^T; with kRead
-// out = S^T q. Without kStore memory keeps the old S. The three forms do the same operations on
-// every element in the same order.
-template <bool kStore, bool kRead>
-[[gnu::noinline]] void delta_rule(float* __restrict state, const float* __restrict k,
-                                  const float* __restrict v, const float* __restrict decay,
-                                  float beta, const float* __restrict q, float* __restrict out,
-                                  float* __restrict delta, int64_t d) {
-    for (int64_t j = 0; j < d; ++j) delta[j] = 0.0f;
-    int64_t i = 0;
-    for (; i + 4 <= d; i += 4) {
-        const float* __restrict s = state + i * d;
-        for (int64_t j = 0; j < d; ++j) {
-            delta[j] =
-                (((delta[j] + k[i] * (decay[i] * s[j])) + k[i + 1] * (decay[i + 1] * s[d + j])) +
-                 k[i + 2] * (decay[i + 2] * s[2 * d + j])) +
-                k[i + 3] * (decay[i + 3] * s[3 * d + j]);
-        }
-    }
-    for (; i < d; ++i) {
-        const float* __restrict s = state + i * d;
-        for (int64_t j = 0; j < d; ++j) delta[j] += k[i] * (decay[i] * s[j]);
-    }
-    for (int64_t j = 0; j < d; ++j) delta[j] = beta * (v[j] - delta[j]);
-    if (kRead) {
-        for (int64_t j = 0; j < d; ++j) out[j] = 0.0f;
-    }
-    for (i = 0; i < d; ++i) {
-        float* __restrict s = state + i * d;
-        for (int64_t j = 0; j < d; ++j) {
-            const float updated = decay[i] * s[j] + k[i] * delta[j];
-            if (kStore) s[j] = updated;
-            if (kRead) out[j] += q[i] * updated;
-        }
-    }
-}
-
-// out[ch] = silu(sum over taps), channels [first, first + count) of the 3c.
-template <int kTaps>
-void convolve_taps(float* __restrict out, const std::array<const float*, kMaxTaps>& in,
-                   const float* __restrict weight, int64_t taps, int64_t first, int64_t count) {
-    const int64_t n = kTaps > 0 ? kTaps : taps;
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t ch = first + i;
-        float sum = 0.0f;
-        for (int64_t j = 0; j < n; ++j) {
-            sum += weight[ch * n + j] * in[static_cast<size_t>(j)][ch];
-        }
-        out[i] = sum;
-    }
-    for (int64_t i = 0; i < count; ++i) out[i] *= sigmoid(out[i]);
-}
-
-void normalise_heads(float* x, const Sizes& sizes, float scale) {
-    for (int64_t h = 0; h < sizes.heads; ++h) {
-        float* head = x + h * sizes.d;
-        const float factor = scale / std::sqrt(sum_of_squares(head, sizes.d) + kNormEps);
-        for (int64_t j = 0; j < sizes.d; ++j) head[j] *= factor;
-    }
-}
+// Scratch of one call, and the loops it runs.
+struct Workspace {
+    float* rows;   // prepared rows of a chunk
+    float* state;  // (d, d) the state own rows of a decode run on
+    float* delta;  // (d)
+    const SequencePaths& loops;
+};
 
 // q (own rows only), k and v of timeline row t.
 void prepare_inputs(const Prepared& row, const Timeline& line, int64_t t, const Sizes& sizes,
-                    const KdaWeights& weights) {
+                    const KdaWeights& weights, const SequencePaths& loops) {
     std::array<const float*, kMaxTaps> in{};
     for (int64_t j = 0; j < sizes.taps; ++j) {
         in[static_cast<size_t>(j)] = line.raw(t - sizes.taps + 1 + j, sizes);
     }
     const bool own = t >= line.pending;
-    const int64_t first = own ? 0 : sizes.c;
-    const auto convolve = sizes.taps == 4 ? convolve_taps<4> : convolve_taps<0>;
-    convolve(own ? row.q : row.k, in, weights.conv, sizes.taps, first, 3 * sizes.c - first);
-    if (own) {
-        normalise_heads(row.q, sizes, 1.0f / std::sqrt(static_cast<float>(sizes.d)));
+    ShortConvolution convolution{.in = in.data(), .weight = weights.conv, .taps = sizes.taps};
+    convolution.first = own ? 0 : sizes.c;
+    convolution.count = 3 * sizes.c - convolution.first;
+    loops.convolve(own ? row.q : row.k, convolution);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(sizes.d));
+    for (int64_t h = 0; h < sizes.heads; ++h) {
+        if (own) loops.normalise(row.q + h * sizes.d, scale, kNormEps, sizes.d);
+        loops.normalise(row.k + h * sizes.d, 1.0f, kNormEps, sizes.d);
     }
-    normalise_heads(row.k, sizes, 1.0f);
 }
 
 // Decay and beta of timeline row t: computed for own rows, as they were for pending ones.
 void prepare_gates(const Prepared& row, const Timeline& line, int64_t t, const Sizes& sizes,
-                   const KdaWeights& weights, const KdaParams& params) {
+                   const KdaWeights& weights, const KdaParams& params, const SequencePaths& loops) {
     if (t < line.pending) {
         std::copy_n(line.pending_decay + t * sizes.c, sizes.c, row.decay);
         std::copy_n(line.pending_beta + t * sizes.heads, sizes.heads, row.beta);
@@ -160,20 +109,11 @@ void prepare_gates(const Prepared& row, const Timeline& line, int64_t t, const S
     const float* f = line.f.row(t - line.pending);
     const float* b = line.b.row(t - line.pending);
     for (int64_t h = 0; h < sizes.heads; ++h) {
-        const float rate = std::exp(weights.a_log[h]);
-        for (int64_t j = h * sizes.d; j < (h + 1) * sizes.d; ++j) {
-            row.decay[j] =
-                std::exp(params.lower_bound * sigmoid(rate * (f[j] + weights.dt_bias[j])));
-        }
+        const int64_t at = h * sizes.d;
+        loops.decay(row.decay + at, f + at, weights.dt_bias + at, exp_of(weights.a_log[h]),
+                    params.lower_bound, sizes.d);
         row.beta[h] = sigmoid(b[h]);
     }
-}
-
-// out = rms(out) * o_norm * sigmoid(g), one head.
-void finish_head(float* out, const float* g, const float* o_norm, float eps, int64_t d) {
-    const float mean = sum_of_squares(out, d) / static_cast<float>(d);
-    const float inverse = 1.0f / std::sqrt(mean + eps);
-    for (int64_t j = 0; j < d; ++j) out[j] = out[j] * inverse * o_norm[j] * sigmoid(g[j]);
 }
 
 // The history becomes the taps - 1 raw rows before timeline row `t`.
@@ -214,13 +154,6 @@ void check_state(const KdaState& state, const Sizes& sizes) {
             "kda: pending buffers hold the same number of rows");
 }
 
-// Scratch of one call.
-struct Workspace {
-    float* rows;   // prepared rows of a chunk
-    float* state;  // (d, d) the state own rows of a decode run on
-    float* delta;  // (d)
-};
-
 // One head through `count` prepared rows; the first is timeline row `start`. Rows below `stored`
 // change the stored state, later ones only a copy of it (or nothing, for the last).
 void run_head(const Timeline& line, const Workspace& work, const Sizes& sizes, int64_t h,
@@ -230,25 +163,22 @@ void run_head(const Timeline& line, const Workspace& work, const Sizes& sizes, i
     for (int64_t i = 0; i < count; ++i) {
         const int64_t t = start + i;
         const Prepared row = prepared_row(work.rows, sizes, i);
-        const float* q = row.q + h * d;
-        const float* k = row.k + h * d;
-        const float* v = row.v + h * d;
-        const float* decay = row.decay + h * d;
-        const float beta = row.beta[h];
-        if (t < line.pending) {
-            delta_rule<true, false>(state, k, v, decay, beta, nullptr, nullptr, work.delta, d);
-            continue;
+        DeltaRule rule{.k = row.k + h * d,
+                       .v = row.v + h * d,
+                       .decay = row.decay + h * d,
+                       .beta = row.beta[h],
+                       .scratch = work.delta,
+                       .d = d};
+        if (t >= line.pending) {
+            rule.q = row.q + h * d;
+            rule.out = out.row(t - line.pending) + h * d;
+            rule.store = t < stored || i + 1 < count;
+            if (t == stored && rule.store) {
+                std::copy_n(state, d * d, work.state);
+                state = work.state;
+            }
         }
-        float* o = out.row(t - line.pending) + h * d;
-        if (t >= stored && i + 1 == count) {
-            delta_rule<false, true>(state, k, v, decay, beta, q, o, work.delta, d);
-            continue;
-        }
-        if (t == stored) {
-            std::copy_n(state, d * d, work.state);
-            state = work.state;
-        }
-        delta_rule<true, true>(state, k, v, decay, beta, q, o, work.delta, d);
+        work.loops.delta_rule(state, rule);
     }
 }
 
@@ -263,8 +193,8 @@ void run_timeline(const Timeline& line, const Workspace& work, const Sizes& size
         const int64_t count = std::min(chunk, total - start);
         for (int64_t i = 0; i < count; ++i) {
             const Prepared row = prepared_row(work.rows, sizes, i);
-            prepare_inputs(row, line, start + i, sizes, weights);
-            prepare_gates(row, line, start + i, sizes, weights, params);
+            prepare_inputs(row, line, start + i, sizes, weights, work.loops);
+            prepare_gates(row, line, start + i, sizes, weights, params, work.loops);
         }
         for (int64_t h = 0; h < sizes.heads; ++h) {
             run_head(line, work, sizes, h, start, count, stored, out);
@@ -302,7 +232,7 @@ void CpuBackend::kda(View<float> out, View<const float> qkv, View<const float> f
     float* zeros = scratch(kZeroScratch, 3 * sizes.c);
     std::fill_n(zeros, 3 * sizes.c, 0.0f);
     float* head = scratch(kHeadScratch, sizes.d * (sizes.d + 1));
-    const Workspace work{prepared, head, head + sizes.d * sizes.d};
+    const Workspace work{prepared, head, head + sizes.d * sizes.d, *sequence_};
 
     for (int32_t i = 0; i < rows.sequences; ++i) {
         const int64_t first = rows.begin[i];
@@ -326,8 +256,8 @@ void CpuBackend::kda(View<float> out, View<const float> qkv, View<const float> f
         run_timeline(line, work, sizes, weights, params, total, rows.commit ? total : pending, own);
         for (int64_t r = 0; r < count; ++r) {
             for (int64_t c = 0; c < sizes.c; c += sizes.d) {
-                finish_head(own.row(r) + c, g.row(first + r) + c, weights.o_norm, params.norm_eps,
-                            sizes.d);
+                sequence_->gated_norm(own.row(r) + c, weights.o_norm, g.row(first + r) + c,
+                                      params.norm_eps, sizes.d);
             }
         }
     }
@@ -343,7 +273,7 @@ void CpuBackend::kda_flush(const KdaWeights& weights, const KdaState& state,
     std::fill_n(zeros, 3 * sizes.c, 0.0f);
     float* head = scratch(kHeadScratch, sizes.d * (sizes.d + 1));
     line.zeros = zeros;
-    const Workspace work{prepared, head, head + sizes.d * sizes.d};
+    const Workspace work{prepared, head, head + sizes.d * sizes.d, *sequence_};
     run_timeline(line, work, sizes, weights, params, pending, pending, {});
 }
 

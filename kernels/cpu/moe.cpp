@@ -4,6 +4,7 @@
 // a row's bits do not depend on the grouping.
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/exponential.h"
 
 #include <algorithm>
 #include <array>
@@ -16,10 +17,6 @@ namespace {
 
 // Rows of one grouping: bounds the scratch of a long prefill.
 constexpr int64_t kMoeRows = 256;
-
-float sigmoid(float x) {
-    return 1.0f / (1.0f + std::exp(-x));
-}
 
 void gather(float* out, View<const float> in, const int32_t* pairs, int64_t count, int64_t topk) {
     for (int64_t i = 0; i < count; ++i) {

@@ -69,13 +69,7 @@ void CpuBackend::swiglu(View<float> out, View<const float> gate, View<const floa
     require_same_shape(out, up, "swiglu: out and up have one shape");
     const float bound = limit == 0.0f ? INFINITY : limit;
     for (int64_t r = 0; r < out.rows; ++r) {
-        const float* g = gate.row(r);
-        const float* u = up.row(r);
-        float* y = out.row(r);
-        for (int64_t c = 0; c < out.cols; ++c) {
-            const float x = std::min(g[c], bound);
-            y[c] = x / (1.0f + std::exp(-x)) * std::clamp(u[c], -bound, bound);
-        }
+        sequence_->swiglu(out.row(r), gate.row(r), up.row(r), bound, out.cols);
     }
 }
 

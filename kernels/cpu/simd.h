@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sixteen: sixteen floats in the registers of the instruction set a file is compiled for (one of
-// AVX-512, two of AVX2). Everything has internal linkage, so that code of one set can never stand
-// in for another's. Sums follow kernels/cpu/lanes.h: same lanes, no fused multiply-add.
+// AVX-512, two of AVX2, four of any other). Everything has internal linkage, so that code of one
+// set can never stand in for another's. Sums follow kernels/cpu/lanes.h: same lanes, no fused
+// multiply-add.
 #pragma once
 
 #include "kernels/dtype.h"
@@ -11,6 +12,7 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#endif
 
 namespace quadrille::cpu {
 namespace {
@@ -51,7 +53,7 @@ inline __m256 fold_to_eight(Sixteen x) {
     return _mm256_add_ps(_mm512_castps512_ps256(x.all), _mm512_extractf32x8_ps(x.all, 1));
 }
 
-#else
+#elif defined(__AVX2__)
 
 struct Sixteen {
     __m256 low;
@@ -92,6 +94,46 @@ inline __m256 fold_to_eight(Sixteen x) {
     return _mm256_add_ps(x.low, x.high);
 }
 
+#else
+
+using Four = float __attribute__((vector_size(16)));
+// The same at addresses that are only float-aligned.
+using LooseFour = float __attribute__((vector_size(16), aligned(4), may_alias));
+
+struct Sixteen {
+    Four part[4];
+};
+
+inline Sixteen zero() {
+    return {};
+}
+inline Sixteen broadcast(float x) {
+    const Four four = {x, x, x, x};
+    return {{four, four, four, four}};
+}
+inline Sixteen load(const float* from) {
+    const auto* four = reinterpret_cast<const LooseFour*>(from);
+    return {{four[0], four[1], four[2], four[3]}};
+}
+template <class T>
+inline Sixteen load(const T* from) {
+    float wide[16];
+    for (int i = 0; i < 16; ++i) wide[i] = to_float(from[i]);
+    return load(wide);
+}
+inline void store(float* to, Sixteen x) {
+    auto* four = reinterpret_cast<LooseFour*>(to);
+    for (int i = 0; i < 4; ++i) four[i] = x.part[i];
+}
+inline Sixteen operator+(Sixteen a, Sixteen b) {
+    return {{a.part[0] + b.part[0], a.part[1] + b.part[1], a.part[2] + b.part[2],
+             a.part[3] + b.part[3]}};
+}
+inline Sixteen operator*(Sixteen a, Sixteen b) {
+    return {{a.part[0] * b.part[0], a.part[1] * b.part[1], a.part[2] * b.part[2],
+             a.part[3] * b.part[3]}};
+}
+
 #endif
 
 // The first `count` < 16 elements, zeros behind them.
@@ -104,13 +146,16 @@ inline Sixteen load_some(const T* from, int64_t count) {
 
 // In halves: 8, 4, 2, 1.
 inline float fold(Sixteen x) {
+#if defined(__AVX2__)
     const __m256 eight = fold_to_eight(x);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
+    const Four four = (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+#endif
 }
 
 }  // namespace
 }  // namespace quadrille::cpu
-
-#endif
