@@ -168,8 +168,8 @@ TEST_P(BadValue, NamesFlagExpectedAndFound) {
 INSTANTIATE_TEST_SUITE_P(
     Options, BadValue,
     testing::Values(
-        Bad{{"--k", "8"}, "--k: expected an integer from 0 to 7, found '8'"},
-        Bad{{"--k", "-1"}, "--k: expected an integer from 0 to 7, found '-1'"},
+        Bad{{"--k", "64"}, "--k: expected an integer from 0 to 63, found '64'"},
+        Bad{{"--k", "-1"}, "--k: expected an integer from 0 to 63, found '-1'"},
         Bad{{"--k", "2"}, "--k: expected 0 without a drafter (--draft none), found 2"},
         Bad{{"--max-new-tokens", "0"}, "--max-new-tokens: expected an integer from 1 to"},
         Bad{{"--max-new-tokens", "12x"}, "--max-new-tokens: expected an integer from 1 to"},
@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--nonsense"}, "unknown argument '--nonsense'"}, Bad{{"--seed"}, "--seed: 1 required"},
         Bad{{"--seed", "1", "--seed", "2"}, "--seed: "},
         Bad{{}, "MAX_NUM_SEQS: expected an integer from 1 to 4096, found '0'", {"MAX_NUM_SEQS=0"}},
-        Bad{{}, "DFLASH_K: expected an integer from 0 to 7, found 'x'", {"DFLASH_K=x"}},
+        Bad{{}, "DFLASH_K: expected an integer from 0 to 63, found 'x'", {"DFLASH_K=x"}},
         Bad{{}, "CUDA_GRAPHS: expected 0 or 1, found 'yes'", {"CUDA_GRAPHS=yes"}}));
 
 TEST(Options, MissingOnesAreNamed) {
