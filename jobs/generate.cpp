@@ -9,6 +9,7 @@
 #include "io/result_writer.h"
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
+#include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
 #include "jobs/record_source.h"
 #include "jobs/summary.h"
@@ -76,6 +77,7 @@ class GenerateJob {
     std::optional<Checkpoint> draft_checkpoint_;
     // Leader only.
     std::unique_ptr<Tokenizer> tokenizer_;
+    std::optional<PromptFiles> prompt_files_;
     std::optional<RecordSource> source_;
     std::optional<ResultWriter> writer_;
     int64_t next_record_ = 0;
@@ -96,9 +98,8 @@ GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
                                     "job are not supported yet: start one job a group",
                                     options.tp, session.size(), placement.groups));
         }
-        if (options.prompts.size() != 1) {
-            throw Error(ErrorKind::usage, fmt::format("--prompts: expected one file, found {}",
-                                                      options.prompts.size()));
+        if (options.prompts.size() + (options.prompt_texts.empty() ? 0 : 1) != 1) {
+            throw Error(ErrorKind::usage, "--prompts: expected one file, found several");
         }
         backend_ = make_backend(options.backend == "auto" ? "cpu" : options.backend);
     });
@@ -127,9 +128,17 @@ void GenerateJob::read_checkpoint() {
 void GenerateJob::open_files() {
     const bool with_tokenizer = has_tokenizer(options_.target) && text_supported();
     if (with_tokenizer) tokenizer_ = make_tokenizer(options_.target);
-    source_.emplace(options_, config_.vocab_size, tokenizer_.get());
+    prompt_files_.emplace(options_);
+    for (const std::string& notice : prompt_files_->notices()) log_.notice(notice);
+    source_.emplace(options_, prompt_files_->paths().front(), config_.vocab_size, tokenizer_.get());
     for (const std::string& notice : source_->notices()) log_.notice(notice);
     shape_.records = source_->record_count();
+    if (options_.max_context > config_.max_position_embeddings) {
+        throw Error(ErrorKind::usage,
+                    fmt::format("--max-context: expected at most {}, the model's "
+                                "max_position_embeddings, found {}",
+                                config_.max_position_embeddings, options_.max_context));
+    }
     shape_.capacity = options_.max_context > 0 ? options_.max_context : source_->largest_total();
     shape_.capacity = std::clamp<int64_t>(shape_.capacity, 2, config_.max_position_embeddings);
     shape_.known_tokens = tokenizer_ ? tokenizer_->size() : config_.vocab_size;
@@ -137,8 +146,7 @@ void GenerateJob::open_files() {
     if (options_.strict) {  // a prompt that fills the context counts too
         const std::string error = source_->first_error();
         if (!error.empty()) {
-            throw Error(ErrorKind::input,
-                        fmt::format("{}: {} (--strict)", options_.prompts.front(), error));
+            throw Error(ErrorKind::input, fmt::format("{}: {} (--strict)", source_->name(), error));
         }
     }
 
@@ -153,9 +161,9 @@ void GenerateJob::open_files() {
     results.layout.text = tokenizer_ && !options_.no_text;
     results.records = first_records(shape_.records);
     results.ids = {&source_->ids()};
-    results.fingerprint =
-        fingerprint(options_, *checkpoint_, draft_checkpoint_ ? &*draft_checkpoint_ : nullptr,
-                    tokenizer_.get(), k_, shape_.capacity, *backend_);
+    results.fingerprint = fingerprint(options_, prompt_files_->paths(), *checkpoint_,
+                                      draft_checkpoint_ ? &*draft_checkpoint_ : nullptr,
+                                      tokenizer_.get(), k_, shape_.capacity, *backend_);
     writer_.emplace(std::move(results));
 }
 

@@ -116,9 +116,14 @@ void add_generate(CLI::App& app, GenerateOptions& options) {
     text("--draft", options.draft, "a drafter's folder or none", "drafter (or DFLASH_DRAFT) [none]",
          "DIR");
     number("--k", options.k, 0, 63, "drafts per step (or DFLASH_K) [2 with a drafter]");
-    app.add_option("--prompts", options.prompts, "prompts, HDF5")
+    app.add_option("--prompts", options.prompts, "prompts: HDF5, .jsonl or .txt")
         ->check(not_empty("a prompts file"))
         ->option_text("FILE...");
+    app.add_option("--prompt", options.prompt_texts, "a prompt itself; may be repeated")
+        ->check(not_empty("a text"))
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->option_text("TEXT");
     text("--out", options.out, "an output file", "generations, HDF5", "FILE");
 
     const std::string records = "Records";
@@ -207,6 +212,9 @@ void add_unpack(CLI::App& app, UnpackOptions& options) {
     app.add_option("--out", options.out, "JSON lines; - is standard output [-]")
         ->check(not_empty("an output file"))
         ->option_text("FILE");
+    app.add_option("--format", options.format, "jsonl, or openai: batch output lines [jsonl]")
+        ->check(one_of({"jsonl", "openai"}))
+        ->option_text("NAME");
     app.add_option("--limit", options.limit, "unpack the first N records only")
         ->check(integer(1, kAny))
         ->option_text("N");
@@ -219,7 +227,8 @@ void need(bool given, const char* flag, const char* wanted) {
 
 void finish(GenerateOptions& options) {
     need(!options.target.empty(), "--target", "a checkpoint folder (or EXL3_MODEL)");
-    need(!options.prompts.empty(), "--prompts", "at least one prompts file");
+    need(!options.prompts.empty() || !options.prompt_texts.empty(), "--prompts",
+         "at least one prompts file (or --prompt TEXT)");
     need(!options.out.empty(), "--out", "an output file");
     options.max_batched_tokens -= options.max_batched_tokens % kTokenGrid;
     if (options.draft == "none" && options.k > 0) {

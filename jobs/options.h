@@ -22,8 +22,9 @@ struct GenerateOptions {
     std::string target;                // checkpoint folder
     std::string draft = "none";        // drafter's folder
     int64_t k = -1;                    // drafts per step; -1: 2 with a drafter, else 0
-    std::vector<std::string> prompts;  // prompts.h5 files
-    std::string out;                   // generations.h5
+    std::vector<std::string> prompts;  // prompts.h5 files, text lines or JSON lines
+    std::vector<std::string> prompt_texts;
+    std::string out;  // generations.h5
 
     RecordOptions record;     // defaults of the records; its own seed stays -1
     int64_t max_context = 0;  // tokens per record; 0: longest prompt + max_new_tokens
@@ -64,6 +65,7 @@ struct PackOptions {
 struct UnpackOptions {
     std::vector<std::string> inputs;  // generations.h5 files
     std::string out = "-";            // JSON lines; "-": standard output
+    std::string format = "jsonl";     // jsonl, openai (lines of a batch output file)
     int64_t limit = 0;                // 0: all
     OutputExists output_exists = OutputExists::fail;
 };

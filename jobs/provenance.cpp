@@ -47,14 +47,15 @@ std::string utc_now() {
         fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
-                           const Checkpoint* drafter, const Tokenizer* tokenizer, int64_t k,
-                           int64_t context, const Backend& backend) {
+h5::Attributes fingerprint(const GenerateOptions& options, const std::vector<std::string>& prompts,
+                           const Checkpoint& checkpoint, const Checkpoint* drafter,
+                           const Tokenizer* tokenizer, int64_t k, int64_t context,
+                           const Backend& backend) {
     h5::Attributes fields = sampling(options.record, options.seed);
     fields["checkpoint_digest"] = checkpoint.digest();
     fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
     fields["tokenizer_digest"] = tokenizer == nullptr ? std::string() : tokenizer->digest();
-    fields["prompts_digest"] = file_digest(options.prompts.front());
+    fields["prompts_digest"] = file_digest(prompts.front());
     fields["k"] = k;
     fields["context"] = context;
     fields["limit"] = options.limit;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -20,9 +21,10 @@ std::string utc_now();  // ISO 8601
 
 // What makes two runs the same; `drafter` and `tokenizer` may be nullptr. The number of ranks and
 // the batch are not part of it.
-h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
-                           const Checkpoint* drafter, const Tokenizer* tokenizer, int64_t k,
-                           int64_t context, const Backend& backend);
+h5::Attributes fingerprint(const GenerateOptions& options, const std::vector<std::string>& prompts,
+                           const Checkpoint& checkpoint, const Checkpoint* drafter,
+                           const Tokenizer* tokenizer, int64_t k, int64_t context,
+                           const Backend& backend);
 
 h5::Attributes provenance(const GenerateOptions& options, const std::string& start,
                           const MpiSession& session, const Backend& backend,

@@ -19,10 +19,10 @@ const std::set<std::string> kHonoured = {"max_new_tokens", "ignore_eos", "stop_t
 
 }  // namespace
 
-RecordSource::RecordSource(const GenerateOptions& options, int64_t vocab_size,
-                           const Tokenizer* tokenizer)
+RecordSource::RecordSource(const GenerateOptions& options, const std::string& path,
+                           int64_t vocab_size, const Tokenizer* tokenizer)
     : tokenizer_(tokenizer),
-      reader_(options.prompts.at(0), options.record, kHonoured),
+      reader_(path, options.record, kHonoured),
       limits_{.vocab_size = vocab_size, .context = 0},
       count_(options.limit > 0 ? std::min(options.limit, reader_.record_count())
                                : reader_.record_count()) {

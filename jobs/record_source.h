@@ -15,10 +15,12 @@ namespace quadrille {
 
 class RecordSource {
   public:
-    // `tokenizer` may be nullptr: a text file is an Error{input} then.
-    RecordSource(const GenerateOptions& options, int64_t vocab_size, const Tokenizer* tokenizer);
+    // `path`: prompts.h5. `tokenizer` may be nullptr: a text file is an Error{input} then.
+    RecordSource(const GenerateOptions& options, const std::string& path, int64_t vocab_size,
+                 const Tokenizer* tokenizer);
 
     int64_t record_count() const { return count_; }
+    std::string name() const { return reader_.path().string(); }
     const Ids& ids() const { return reader_.ids(); }
     const std::vector<std::string>& notices() const { return reader_.notices(); }
     // Largest sum of a record's prompt and its max_new_tokens; a text file is tokenized for it.

@@ -4,6 +4,7 @@
 #include "io/files.h"
 #include "io/generation_reader.h"
 #include "io/schema.h"
+#include "jobs/batch_output.h"
 #include "kernels/check.h"
 
 #include <fmt/format.h>
@@ -80,6 +81,52 @@ ordered_json acceptance_json(const Acceptance& a, bool trace) {
     return out;
 }
 
+std::string encode(const ordered_json& object) {
+    return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + '\n';
+}
+
+// The folder that a result was made with, as the name of its model.
+std::string model_of(const GenerationReader& reader) {
+    if (!reader.file().has_group("provenance")) return "quadrille";
+    const auto target = reader.file().group("provenance").attribute("target");
+    const auto* path = target ? std::get_if<std::string>(&*target) : nullptr;
+    return path == nullptr ? "quadrille" : fs::path(*path).filename().string();
+}
+
+// Turns records into lines; samples of one prompt stand side by side in a file and share a line of
+// a batch output.
+class Formatter {
+  public:
+    Formatter(const UnpackOptions& options, LineWriter& lines)
+        : openai_(options.format == "openai"), several_(options.inputs.size() > 1), lines_(lines) {}
+
+    void add(Generation generation, const GenerationReader& reader) {
+        if (!openai_) {
+            ordered_json object;
+            if (several_) object["file"] = reader.path().string();
+            object.update(to_json(generation, reader.layout()));
+            lines_.write(encode(object));
+            return;
+        }
+        const bool same = !samples_.empty() && samples_.front().source == generation.source &&
+                          samples_.front().prompt_index == generation.prompt_index;
+        if (!same) end_prompt(reader);
+        samples_.push_back(std::move(generation));
+    }
+    // After the last record of a prompt.
+    void end_prompt(const GenerationReader& reader) {
+        if (samples_.empty()) return;
+        lines_.write(encode(to_batch_output(samples_, model_of(reader))));
+        samples_.clear();
+    }
+
+  private:
+    bool openai_;
+    bool several_;
+    LineWriter& lines_;
+    std::vector<Generation> samples_;
+};
+
 void check_out(const UnpackOptions& options) {
     if (options.out == "-" || !fs::exists(fs::symlink_status(options.out))) return;
     if (!fs::is_regular_file(options.out))
@@ -123,24 +170,24 @@ int64_t unpack(const UnpackOptions& options) {
         readers.emplace_back(input, schema::kGenerations);
         if (!readers.back().is_complete())
             throw Error(ErrorKind::input, input + ": is not complete (no attribute complete = 1)");
+        if (options.format == "openai" && !readers.back().layout().text)
+            throw Error(ErrorKind::input, input + ": has no text, which --format openai needs");
     }
     LineWriter lines(options.out);
+    Formatter formatter(options, lines);
     int64_t left = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
     int64_t written = 0;
     for (const GenerationReader& reader : readers) {
         for (int64_t first = 0; first < reader.record_count() && left > 0;) {
             const int64_t count = std::min({kSlice, left, reader.record_count() - first});
-            for (const Generation& generation : reader.read(first, count)) {
-                ordered_json object;
-                if (readers.size() > 1) object["file"] = reader.path().string();
-                object.update(to_json(generation, reader.layout()));
-                lines.write(object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
-                            '\n');
+            for (Generation& generation : reader.read(first, count)) {
+                formatter.add(std::move(generation), reader);
             }
             first += count;
             left -= count;
             written += count;
         }
+        formatter.end_prompt(reader);
     }
     lines.finish();
     return written;

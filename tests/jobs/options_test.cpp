@@ -116,6 +116,9 @@ TEST(Options, SeveralPromptFilesKeepTheirOrder) {
     const auto options = std::get<GenerateOptions>(
         parse({"generate", "--prompts", "b", "a", "--target", "T", "--out", "o"}));
     EXPECT_EQ(options.prompts, (Words{"b", "a"}));
+    const auto texts = std::get<GenerateOptions>(
+        parse({"generate", "--prompt", "one two", "--prompt", "b", "--target", "T", "--out", "o"}));
+    EXPECT_EQ(texts.prompt_texts, (Words{"one two", "b"}));
 }
 
 TEST(Options, DraftsPerStepDefaultToTwoWithADrafter) {
@@ -197,7 +200,7 @@ TEST(Options, MissingOnesAreNamed) {
     EXPECT_EQ(usage_error({"generate"}),
               "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
     EXPECT_EQ(usage_error({"generate", "--target", "T"}),
-              "--prompts: expected at least one prompts file, found nothing");
+              "--prompts: expected at least one prompts file (or --prompt TEXT), found nothing");
     EXPECT_EQ(usage_error({"pack", "a.txt"}), "--out: expected an output file, found nothing");
     EXPECT_EQ(usage_error({"inspect"}),
               "inspect: expected at least one file or folder, found nothing");

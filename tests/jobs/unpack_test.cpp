@@ -138,5 +138,26 @@ TEST_F(UnpackTest, ChecksEverythingBeforeItWrites) {
     expect_error(ErrorKind::usage, {"/dev/full"}, [&] { unpack(o); });
 }
 
+TEST_F(UnpackTest, WritesBatchOutputLines) {
+    UnpackOptions o = options({make("g.h5", 3, ids_)});
+    o.format = "openai";
+    EXPECT_EQ(unpack(o), 3);
+    const auto lines = lines_of(o.out);
+    ASSERT_EQ(lines.size(), 3u);
+    const json failed = json::parse(lines[0]);
+    EXPECT_EQ(failed["custom_id"], "a");
+    EXPECT_TRUE(failed["response"].is_null());
+    EXPECT_EQ(failed["error"]["message"], "empty \"prompt\"");
+    const json worked = json::parse(lines[2]);
+    EXPECT_EQ(worked["custom_id"], "grün");
+    EXPECT_TRUE(worked["error"].is_null());
+    EXPECT_EQ(worked["response"]["status_code"], 200);
+    const json& body = worked["response"]["body"];
+    EXPECT_EQ(body["choices"][0]["message"]["content"], "text 2");
+    EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+    EXPECT_EQ(body["usage"]["completion_tokens"], 6);
+    EXPECT_EQ(json::parse(lines[1])["response"]["body"]["choices"][0]["finish_reason"], "length");
+}
+
 }  // namespace
 }  // namespace quadrille
