@@ -129,13 +129,16 @@ RULES = [foreign_headers, no_upward_include, includes_from_root, backends_are_pr
 
 
 def list_files(root):
-    git = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                         capture_output=True, check=False)
-    if git.returncode == 0 and git.stdout:
-        return sorted(set(git.stdout.decode().split("\0")) - {""})
+    try:
+        git = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                             capture_output=True, check=True)
+        if git.stdout:
+            return sorted(set(git.stdout.decode().split("\0")) - {""})
+    except (OSError, subprocess.CalledProcessError):
+        pass  # a source archive, or no git
     found = []
-    for folder, inner, names in os.walk(root):  # a source archive: no git
-        inner[:] = [d for d in inner if not d.startswith(("build", "."))]
+    for folder, inner, names in os.walk(root):
+        inner[:] = [d for d in inner if not d.startswith(("build", ".")) and d != "out"]
         found += [os.path.relpath(os.path.join(folder, n), root) for n in names]
     return sorted(found)
 
