@@ -48,7 +48,7 @@ install_packages() {
     fi
     have apt-get || { echo "setup: no apt-get here; install by hand: $*" >&2; return 1; }
     echo "setup: installing $*"
-    "${as_root[@]}" apt-get update -q &&
+    "${as_root[@]}" apt-get update -q -o Acquire::http::Timeout=30 &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y \
             --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
