@@ -32,8 +32,10 @@ QUADRILLE_HOST_DEVICE constexpr ExpTerm exp2_term(double x) {
     if (static_cast<double>(exponent) > x) --exponent;
     // 2^f = sqrt(2) * e^y, |y| <= ln(2) / 2: nine powers give 7e-12.
     const double y = mul(add(add(x, -static_cast<double>(exponent)), -0.5), kLn2);
+    constexpr double kOver[] = {1.0 / 9, 1.0 / 8, 1.0 / 7, 1.0 / 6, 1.0 / 5,
+                                1.0 / 4, 1.0 / 3, 1.0 / 2, 1.0};
     double power = 1.0;
-    for (int n = 9; n >= 1; --n) power = add(mul(mul(power, y), 1.0 / n), 1.0);
+    for (const double over : kOver) power = add(mul(mul(power, y), over), 1.0);
     const double mantissa = mul(power, 0x1.6a09e667f3bcdp+0 * 0x1p31);
     return {static_cast<int64_t>(add(mantissa, 0.5)), exponent};
 }

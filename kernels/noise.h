@@ -28,8 +28,10 @@ QUADRILLE_HOST_DEVICE constexpr double noise_log(double x) {
     // ln(m) = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.1716; the series of 11 terms in s^2.
     const double s = add(mantissa, -1.0) / add(mantissa, 1.0);
     const double square = mul(s, s);
-    double sum = 1.0 / 21.0;
-    for (int n = 19; n >= 1; n -= 2) sum = add(mul(sum, square), 1.0 / n);
+    constexpr double kOver[] = {1.0 / 21, 1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11,
+                                1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
+    double sum = 0.0;
+    for (const double term : kOver) sum = add(mul(sum, square), term);
     return add(mul(static_cast<double>(exponent), kLn2), mul(mul(2.0, s), sum));
 }
 
