@@ -44,6 +44,8 @@ class DFlash2 final : public Drafter {
     void propose(std::span<int32_t> drafts, int32_t k,
                  std::span<const DraftRequest> requests) override;
 
+    DraftCandidates candidates() const override { return selector_.candidates(); }
+
     int64_t weight_bytes() const { return loader_.bytes(); }
 
     // Of the last append: (m, hidden) after fc and hidden_norm.

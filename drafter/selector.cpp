@@ -34,6 +34,8 @@ Selector::Selector(Backend& backend, Communicator& comm, WeightLoader& loader,
     values_ = Array<float>(backend, rows, top_);
     ids_ = Array<int32_t>(backend, rows, top_);
     path_ = Array<int32_t>(backend, 1, rows);
+    draws_ = Array<SampleRow>(backend, 1, slots);
+    scores_ = Array<float>(backend, rows, top_);
     if (comm.size() == 1) return;
     offered_ = Array<float>(backend, 2, rows * top_);
     gathered_ = Array<float>(backend, comm.size(), 2 * rows * top_);
@@ -54,6 +56,18 @@ void Selector::find_candidates(int64_t m) {
     comm_.all_gather(gathered_.data(), offered_.data(), 2 * count * int64_t{sizeof(float)});
     backend_.merge_top_k(values, ids, gathered_.data(), as_ids(gathered_.data() + count),
                          comm_.size(), 2 * count);
+}
+
+const SampleRow* Selector::upload_draws(std::span<const DraftRequest> requests) {
+    staged_draws_.clear();
+    bool plain = true;
+    for (const DraftRequest& request : requests) {
+        staged_draws_.push_back(request.draw);
+        plain = plain && request.draw.inverse_temperature == 0.0 && request.draw.penalty == 1.0f;
+    }
+    if (plain) return nullptr;
+    draws_.upload(staged_draws_);
+    return draws_.data();
 }
 
 void Selector::choose(std::span<int32_t> drafts, View<const float> hidden, int32_t k,
@@ -78,8 +92,19 @@ void Selector::choose(std::span<int32_t> drafts, View<const float> hidden, int32
         backend_.linear(projected_.first(m), hidden_.first(m), projection_);
         projected = projected_.first(m);
     }
-    backend_.walk_path({path_.data(), std::ssize(requests), k}, {}, values_.first(m), ids_.first(m),
-                       projected, predecessor_, successor_, index_.data() + m, nullptr);
+    const bool kept = std::any_of(
+        requests.begin(), requests.end(),
+        [](const DraftRequest& request) { return request.draw.stream == Stream::draft; });
+    const View<float> scores = kept ? scores_.first(m) : View<float>();
+    backend_.walk_path({path_.data(), std::ssize(requests), k}, scores, values_.first(m),
+                       ids_.first(m), projected, predecessor_, successor_, index_.data() + m,
+                       upload_draws(requests));
+    if (kept) {
+        host_ids_.resize(static_cast<size_t>(m * top_));
+        host_scores_.resize(host_ids_.size());
+        backend_.download(host_ids_.data(), ids_.data(), m * top_ * int64_t{sizeof(int32_t)});
+        backend_.download(host_scores_.data(), scores_.data(), m * top_ * int64_t{sizeof(float)});
+    }
     backend_.download(drafts.data(), path_.data(), m * int64_t{sizeof(int32_t)});
 }
 

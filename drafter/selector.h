@@ -30,12 +30,17 @@ class Selector {
     void choose(std::span<int32_t> drafts, View<const float> hidden, int32_t k,
                 std::span<const DraftRequest> requests);
 
+    // Of the last choice, where a request of it drew from Stream::draft; else of an earlier one.
+    DraftCandidates candidates() const { return {top_, host_ids_, host_scores_}; }
+
     // (requests * k, vocab part) of the last choice.
     View<const float> logits() const { return logits_.first(rows_); }
 
   private:
     // values_ and ids_: the best candidates of each row over the whole vocabulary.
     void find_candidates(int64_t m);
+    // The requests' draws in backend memory; nullptr where all are greedy and without a penalty.
+    const SampleRow* upload_draws(std::span<const DraftRequest> requests);
 
     Backend& backend_;
     Communicator& comm_;
@@ -51,6 +56,11 @@ class Selector {
     Array<float> hidden_, logits_, projected_, values_;  // (slots * k, ...)
     Array<int32_t> ids_, path_;
     Array<float> offered_, gathered_;  // values | ids of this rank, of all
+    Array<SampleRow> draws_;           // (slots)
+    Array<float> scores_;              // (slots * k, top)
+    std::vector<SampleRow> staged_draws_;
+    std::vector<int32_t> host_ids_;   // (requests * k, top)
+    std::vector<float> host_scores_;  // (requests * k, top)
     int64_t rows_ = 0;
 };
 

@@ -31,7 +31,9 @@ struct RecordOptions {
 // One record of prompts.h5. `error` is set for a record-level problem (empty, bad UTF-8, token out
 // of range…): such a record is not run, its error is written, the job goes on.
 struct Prompt {
-    int64_t index = 0;  // in the file
+    int64_t index = 0;   // in the file
+    int32_t source = 0;  // which prompt file
+    int32_t sample = 0;  // which of several samples of the prompt
     std::vector<int32_t> tokens;
     std::string text;  // of a text file, before the tokenizer; empty for token files
     RecordOptions options;
@@ -72,7 +74,8 @@ struct Generation {
     Status status = Status::ok;
     FinishReason finish_reason = FinishReason::none;
     std::string error;
-    std::string text;  // without the end token, cut where a stop string begins
+    std::string text;       // without the end token, cut where a stop string begins
+    int64_t text_end = -1;  // bytes of the tokens' text before a stop string; -1: none was found
     Acceptance acceptance;
     // Natural log of the model's own softmax; empty unless asked for. N alternatives a token.
     std::vector<float> chosen_logprobs;  // (tokens)

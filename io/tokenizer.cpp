@@ -162,7 +162,7 @@ class BpeTokenizer final : public Tokenizer {
         std::string bytes;
         for (const int32_t token : tokens) {
             if (!is_known(token)) continue;
-            if (skip_special && special_[static_cast<size_t>(token)]) continue;
+            if (skip_special && is_special(token)) continue;
             bytes += file_.tokens[static_cast<size_t>(token)].bytes;
         }
         return replace_broken_utf8(bytes);
@@ -174,6 +174,10 @@ class BpeTokenizer final : public Tokenizer {
 
     bool is_known(int32_t token) const override {
         return token >= 0 && token < size() && file_.tokens[static_cast<size_t>(token)].known;
+    }
+
+    bool is_special(int32_t token) const override {
+        return is_known(token) && special_[static_cast<size_t>(token)];
     }
 
     int32_t size() const override { return static_cast<int32_t>(file_.tokens.size()); }

@@ -25,7 +25,8 @@ class Tokenizer {
     // Raw bytes of one token (a text token may end inside a character); empty for an unknown id.
     virtual std::string token_bytes(int32_t token) const = 0;
     virtual bool is_known(int32_t token) const = 0;
-    virtual int32_t size() const = 0;  // largest known id + 1
+    virtual bool is_special(int32_t token) const = 0;  // left out by skip_special
+    virtual int32_t size() const = 0;                  // largest known id + 1
     virtual std::string digest() const = 0;
 };
 

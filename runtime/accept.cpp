@@ -34,6 +34,13 @@ StepOutcome accept_prefix(std::span<const int32_t> drafts, std::span<const int32
     return outcome;
 }
 
+void end_at(StepOutcome& outcome, int32_t emitted, FinishReason finish) {
+    require(emitted > 0 && emitted <= outcome.emitted, "an end inside what was emitted");
+    outcome.emitted = emitted;
+    outcome.accepted = std::min(outcome.accepted, emitted);
+    outcome.finish = finish;
+}
+
 void count_step(Acceptance& acceptance, int32_t drafted, const StepOutcome& outcome) {
     ++acceptance.steps;
     acceptance.drafted += drafted;

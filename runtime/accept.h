@@ -31,6 +31,9 @@ struct StepOutcome {
 StepOutcome accept_prefix(std::span<const int32_t> drafts, std::span<const int32_t> target,
                           const EndRule& rule);
 
+// Ends emission after `emitted` tokens, fewer than or as many as before: a stop string ends there.
+void end_at(StepOutcome& outcome, int32_t emitted, FinishReason finish);
+
 // Adds one verify step to a record's statistics; `drafted` drafts were verified.
 void count_step(Acceptance& acceptance, int32_t drafted, const StepOutcome& outcome);
 

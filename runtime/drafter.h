@@ -17,6 +17,18 @@ struct DraftRequest {
     int32_t slot = 0;
     int32_t position = 0;  // of the anchor = committed tokens = context rows
     int32_t anchor = 0;    // last emitted token, not yet forwarded
+    // How drafts are drawn: draw.position is that of the first, the others follow; draw.row and
+    // draw.drafts mean nothing. Coupled draws: the target's own noise, Stream::token; rejection:
+    // Stream::draft.
+    SampleRow draw{};
+};
+
+// What the drafts of a proposal were drawn from, on the host: ids and scores (drafts, per_draft).
+// per_draft 0: every draft was certain.
+struct DraftCandidates {
+    int64_t per_draft = 0;
+    std::span<const int32_t> ids;   // -1: none
+    std::span<const float> scores;  // logits before temperature; -inf: none
 };
 
 class Drafter {
@@ -34,6 +46,8 @@ class Drafter {
     // drafts (requests * k), request-major, the same on every rank; -1: none, never accepted.
     virtual void propose(std::span<int32_t> drafts, int32_t k,
                          std::span<const DraftRequest> requests) = 0;
+    // Of the last proposal, where a request of it drew from Stream::draft.
+    virtual DraftCandidates candidates() const { return {}; }
 };
 
 }  // namespace quadrille

@@ -18,6 +18,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+void set_key(Generation& result, const Prompt& prompt) {
+    result.prompt_index = prompt.index;
+    result.source = prompt.source;
+    result.sample = prompt.sample;
+}
+
 int32_t batch_rows(const TargetModel& model) {
     return model.limits().max_rows;
 }
@@ -34,7 +40,8 @@ Engine::Engine(Backend& backend, Communicator& comm, Position& position, TargetM
       options_(options),
       k_(drafter == nullptr ? 0 : options.k),
       sampler_(backend, comm, model.plan().vocab, options.known_tokens,
-               model.limits().slots * model.limits().max_block),
+               model.limits().slots * model.limits().max_block, model.limits().max_block - 1),
+      history_(backend, model.limits().slots, model.config().vocab_size),
       batch_(backend, batch_rows(model), model.limits().slots) {
     require(options.k < model.limits().max_block, "K drafts and their anchor fit a decode block");
     require(drafter == nullptr || options.k <= drafter->max_k(), "K within the drafter's block");
@@ -61,6 +68,8 @@ void Engine::submit(Prompt prompt) {
         const std::string why = fmt::format("prompt of {} tokens leaves no room in a context of {}",
                                             prompt.tokens.size(), capacity);
         reject(std::move(prompt), why);
+    } else if (!prompt.options.stop_text.empty() && options_.tokenizer == nullptr) {
+        reject(std::move(prompt), "stop_text: there is no tokenizer to find it with");
     } else {
         queue_.push_back(std::move(prompt));
     }
@@ -68,7 +77,7 @@ void Engine::submit(Prompt prompt) {
 
 void Engine::reject(Prompt prompt, const std::string& why) {
     Generation result;
-    result.prompt_index = prompt.index;
+    set_key(result, prompt);
     result.status = Status::error;
     result.finish_reason = FinishReason::error;
     result.error = prompt.error.empty() ? why : prompt.error;
@@ -84,7 +93,12 @@ void Engine::admit() {
         queue_.pop_front();
         sequence.slot = free_slots_.back();
         free_slots_.pop_back();
-        sequence.result.prompt_index = sequence.prompt.index;
+        set_key(sequence.result, sequence.prompt);
+        const int64_t own_seed = sequence.prompt.options.seed;
+        sequence.seed = static_cast<uint64_t>(
+            own_seed >= 0 ? own_seed
+                          : record_seed(options_.seed, sequence.prompt.index,
+                                        sequence.prompt.source, sequence.prompt.sample));
         sequence.result.acceptance.by_position.resize(static_cast<size_t>(options_.k));
         sequence.result.acceptance.histogram.resize(static_cast<size_t>(options_.k) + 1);
         running_.push_back(std::move(sequence));
@@ -122,13 +136,55 @@ EndRule Engine::end_rule(const Sequence& sequence) const {
             .context_bound = by_context < by_length};
 }
 
-bool Engine::emit(Sequence& sequence, std::span<const int32_t> target, const StepOutcome& outcome) {
-    const std::span<const int32_t> emitted = target.first(static_cast<size_t>(outcome.emitted));
-    sequence.result.tokens.insert(sequence.result.tokens.end(), emitted.begin(), emitted.end());
+DrawRequest Engine::draw_request(const Sequence& sequence, int32_t ahead) const {
+    return {.options = &sequence.prompt.options,
+            .seed = sequence.seed,
+            .position = int64_t{sequence.position} + ahead,
+            .slot = sequence.slot};
+}
+
+StepOutcome Engine::outcome_of(Sequence& sequence, std::span<const int32_t> drafts,
+                               std::span<const Choice> target) {
+    target_.clear();
+    for (const Choice& choice : target) target_.push_back(choice.token);
+    StepOutcome outcome = accept_prefix(drafts, target_, end_rule(sequence));
+    if (!sequence.prompt.options.stop_text.empty()) find_stop_text(sequence, outcome);
+    return outcome;
+}
+
+// An end or stop token is no text; a stop string wins over the limit that its last token reaches.
+void Engine::find_stop_text(Sequence& sequence, StepOutcome& outcome) const {
+    const bool ended = outcome.finish == FinishReason::eos || outcome.finish == FinishReason::stop;
+    const int32_t count = outcome.emitted - (ended ? 1 : 0);
+    for (int32_t i = 0; i < count; ++i) {
+        const int32_t token = target_[static_cast<size_t>(i)];
+        if (options_.tokenizer->is_special(token)) continue;
+        const int64_t begin = sequence.stop_text.add(options_.tokenizer->token_bytes(token),
+                                                     sequence.prompt.options.stop_text);
+        if (begin == StopText::kNone) continue;
+        sequence.result.text_end = begin;
+        end_at(outcome, i + 1, FinishReason::stop);
+        return;
+    }
+}
+
+void Engine::emit(Sequence& sequence, std::span<const Choice> target, const StepOutcome& outcome) {
+    Generation& result = sequence.result;
+    const bool with_logprobs = sequence.prompt.options.logprobs >= 0;
+    const size_t before = result.tokens.size();
+    for (const Choice& choice : target.first(static_cast<size_t>(outcome.emitted))) {
+        result.tokens.push_back(choice.token);
+        if (!with_logprobs) continue;
+        result.chosen_logprobs.push_back(choice.logprob);
+        result.top_ids.insert(result.top_ids.end(), choice.top_ids.begin(), choice.top_ids.end());
+        result.top_logprobs.insert(result.top_logprobs.end(), choice.top_logprobs.begin(),
+                                   choice.top_logprobs.end());
+    }
+    const std::span<const int32_t> emitted = std::span(result.tokens).subspan(before);
     add_to_hash(emitted);
     stats_.emitted += outcome.emitted;
-    sequence.result.finish_reason = outcome.finish;
-    return outcome.finish != FinishReason::none;
+    result.finish_reason = outcome.finish;
+    if (sequence.penalized()) history_.add(sequence.slot, emitted);
 }
 
 void Engine::prefill() {
@@ -158,55 +214,89 @@ void Engine::prefill() {
         drafter_->append(model_.taps(), write_, batch_.rows());
     }
     if (complete.empty()) return;
-    const std::span<const int32_t> tokens = sampler_.greedy(logits);
+    draws_.clear();
+    for (const Sequence* sequence : complete) {
+        if (sequence->penalized()) history_.start(sequence->slot, sequence->prompt.tokens);
+        draws_.push_back(draw_request(*sequence, 0));
+    }
+    const std::span<const Choice> choices = sampler_.draw(logits, draws_, history_);
     for (size_t i = 0; i < complete.size(); ++i) {
-        const StepOutcome outcome = accept_prefix({}, tokens.subspan(i, 1), end_rule(*complete[i]));
-        emit(*complete[i], tokens.subspan(i, 1), outcome);
+        const std::span<const Choice> target = choices.subspan(i, 1);
+        emit(*complete[i], target, outcome_of(*complete[i], {}, target));
     }
 }
 
 void Engine::draft(int32_t k) {
     requests_.clear();
     for (const Sequence& sequence : running_) {
-        requests_.push_back({.record = sequence.prompt.index,
+        DraftRequest request{.record = sequence.prompt.index,
                              .slot = sequence.slot,
                              .position = sequence.position,
-                             .anchor = sequence.result.tokens.back()});
+                             .anchor = sequence.result.tokens.back()};
+        request.draw =
+            sample_row(sequence.prompt.options, sequence.seed, int64_t{sequence.position} + 1,
+                       history_.on_backend(sequence.slot));
+        if (options_.accept == AcceptRule::rejection) request.draw.stream = Stream::draft;
+        requests_.push_back(request);
     }
     drafts_.resize(requests_.size() * static_cast<size_t>(k));
-    position_.op("draft");
+    proposals_.clear();
     if (k == 0) return;
+    position_.op("draft");
+    history_.flush();
     drafter_->propose(drafts_, k, requests_);
     // Ranks that draft apart verify different blocks: their sums would mix them up.
     add_to_hash(drafts_);
+    if (options_.accept == AcceptRule::coupled) return;
+    const DraftCandidates candidates = drafter_->candidates();
+    const auto width = static_cast<size_t>(candidates.per_draft);
+    for (size_t i = 0; i < drafts_.size(); ++i) {
+        Proposal proposal{.token = drafts_[i], .ids = {}, .scores = {}};
+        if (width > 0) {
+            proposal.ids = candidates.ids.subspan(i * width, width);
+            proposal.scores = candidates.scores.subspan(i * width, width);
+        }
+        proposals_.push_back(proposal);
+    }
+}
+
+std::span<const int32_t> Engine::verified_drafts(size_t running, int32_t k) const {
+    const auto count = std::min<int64_t>(k, end_rule(running_[running]).tokens_left);
+    return std::span(drafts_).subspan(running * static_cast<size_t>(k), static_cast<size_t>(count));
 }
 
 void Engine::decode() {
     const int32_t k = k_;
     draft(k);
     batch_.clear(false);
+    draws_.clear();
     for (size_t i = 0; i < running_.size(); ++i) {
         const Sequence& sequence = running_[i];
-        const auto verified =
-            static_cast<size_t>(std::min<int64_t>(k, end_rule(sequence).tokens_left));
-        const auto* first = drafts_.data() + i * static_cast<size_t>(k);
+        const std::span<const int32_t> drafts = verified_drafts(i, k);
         block_.assign(1, sequence.result.tokens.back());
-        block_.insert(block_.end(), first, first + verified);
+        block_.insert(block_.end(), drafts.begin(), drafts.end());
         batch_.add(sequence.slot, sequence.position, sequence.pending, block_, Logits::all);
+        for (size_t row = 0; row <= drafts.size(); ++row) {
+            DrawRequest draw = draw_request(sequence, static_cast<int32_t>(row) + 1);
+            draw.drafts = drafts.first(row);
+            if (row < drafts.size() && !proposals_.empty()) {
+                draw.proposal = &proposals_[i * static_cast<size_t>(k) + row];
+            }
+            draws_.push_back(draw);
+        }
     }
     batch_.upload();
-    const std::span<const int32_t> tokens = sampler_.greedy(model_.forward(batch_));
+    const View<const float> logits = model_.forward(batch_);
+    position_.op("sample");
+    const std::span<const Choice> choices = sampler_.draw(logits, draws_, history_);
     if (drafter_ != nullptr) write_.assign(static_cast<size_t>(batch_.m()), 0);
     size_t row = 0;
     for (size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = running_[i];
-        const EndRule rule = end_rule(sequence);
-        const auto verified = static_cast<size_t>(std::min<int64_t>(k, rule.tokens_left));
-        const std::span<const int32_t> drafts{drafts_.data() + i * static_cast<size_t>(k),
-                                              verified};
-        const std::span<const int32_t> target = tokens.subspan(row, verified + 1);
-        const StepOutcome outcome = accept_prefix(drafts, target, rule);
-        count_step(sequence.result.acceptance, static_cast<int32_t>(verified), outcome);
+        const std::span<const int32_t> drafts = verified_drafts(i, k);
+        const std::span<const Choice> target = choices.subspan(row, drafts.size() + 1);
+        const StepOutcome outcome = outcome_of(sequence, drafts, target);
+        count_step(sequence.result.acceptance, static_cast<int32_t>(drafts.size()), outcome);
         emit(sequence, target, outcome);
         // Rows 0..accepted hold tokens that stay; of a finished record nothing is needed any more.
         sequence.pending = outcome.accepted + 1;
@@ -214,7 +304,7 @@ void Engine::decode() {
         if (drafter_ != nullptr) {
             std::fill_n(write_.begin() + static_cast<int64_t>(row), sequence.pending, uint8_t{1});
         }
-        row += verified + 1;
+        row += drafts.size() + 1;
     }
     position_.op("draft context");
     if (drafter_ != nullptr) drafter_->append(model_.taps(), write_, batch_.rows());

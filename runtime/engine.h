@@ -6,13 +6,16 @@
 #pragma once
 
 #include "io/records.h"
+#include "io/tokenizer.h"
 #include "runtime/accept.h"
 #include "runtime/comm.h"
 #include "runtime/drafter.h"
 #include "runtime/position.h"
 #include "runtime/sampler.h"
 #include "runtime/step_batch.h"
+#include "runtime/stop_text.h"
 #include "runtime/target_model.h"
+#include "runtime/token_history.h"
 
 #include <cstdint>
 #include <deque>
@@ -22,11 +25,19 @@
 
 namespace quadrille {
 
+// How a sampled draft is accepted (docs/design.md §6). coupled: it equals the target's own draw,
+// and the output does not depend on the drafts. rejection: the standard rule, the same
+// distribution.
+enum class AcceptRule : uint8_t { coupled, rejection };
+
 struct EngineOptions {
     int32_t max_batched_tokens = 4096;  // rows of a prefill pass; a multiple of kPrefillGrid
     int32_t k = 0;                      // drafts verified per step at most
     int64_t known_tokens = 0;           // ids from here on are never chosen
     std::vector<int32_t> eos;
+    uint64_t seed = 0;  // of the run, for records without a seed of their own
+    AcceptRule accept = AcceptRule::coupled;
+    const Tokenizer* tokenizer = nullptr;  // for stop strings; nullptr: they are record errors
 };
 
 // Chunks of a prompt end at multiples of this, counted from its own first token, so that a chunked
@@ -67,16 +78,25 @@ class Engine {
         int32_t slot = 0;
         int32_t position = 0;  // tokens in the caches, pending rows included
         int32_t pending = 0;   // rows of the last step that the KDA state lacks
+        uint64_t seed = 0;
+        StopText stop_text;
         int64_t prompt_size() const { return std::ssize(prompt.tokens); }
         bool prefilling() const { return position < prompt_size(); }
+        bool penalized() const { return prompt.options.repetition_penalty != 1.0; }
     };
     void admit();
     void prefill();
     void decode();
     void draft(int32_t k);
+    std::span<const int32_t> verified_drafts(size_t running, int32_t k) const;
     EndRule end_rule(const Sequence& sequence) const;
-    // Appends the emitted tokens; true if the record is finished.
-    bool emit(Sequence& sequence, std::span<const int32_t> target, const StepOutcome& outcome);
+    // A draw of the token `ahead` positions behind the cached ones.
+    DrawRequest draw_request(const Sequence& sequence, int32_t ahead) const;
+    // What a step emits, given the drafts that were verified and the target's choices.
+    StepOutcome outcome_of(Sequence& sequence, std::span<const int32_t> drafts,
+                           std::span<const Choice> target);
+    void find_stop_text(Sequence& sequence, StepOutcome& outcome) const;
+    void emit(Sequence& sequence, std::span<const Choice> target, const StepOutcome& outcome);
     void retire();
     void reject(Prompt prompt, const std::string& why);
     void add_to_hash(std::span<const int32_t> tokens);
@@ -90,6 +110,7 @@ class Engine {
     EngineOptions options_;
     int32_t k_;
     Sampler sampler_;
+    TokenHistory history_;
     StepBatch batch_;
     std::deque<Prompt> queue_;
     std::vector<Sequence> running_;  // admission order
@@ -97,6 +118,9 @@ class Engine {
     std::vector<Generation> finished_;
     std::vector<DraftRequest> requests_;
     std::vector<int32_t> drafts_;
+    std::vector<Proposal> proposals_;  // of drafts_; empty: coupled
+    std::vector<DrawRequest> draws_;
+    std::vector<int32_t> target_;  // tokens of the choices at hand
     std::vector<int32_t> block_;
     std::vector<uint8_t> write_;
     uint64_t hash_ = 0;  // of everything drafted and emitted

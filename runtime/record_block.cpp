@@ -72,6 +72,8 @@ class Reader {
 template <class Visitor, class P>
 void visit(Visitor& field, P& prompt) {
     field(prompt.index);
+    field(prompt.source);
+    field(prompt.sample);
     field(prompt.tokens);
     field(prompt.error);
     auto& options = prompt.options;

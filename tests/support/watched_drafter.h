@@ -30,6 +30,9 @@ class WatchedDrafter final : public Drafter {
     void append(View<const float> taps, std::span<const uint8_t> write, const Rows& rows) override;
     void propose(std::span<int32_t> drafts, int32_t k,
                  std::span<const DraftRequest> requests) override;
+    DraftCandidates candidates() const override {
+        return inner_ != nullptr ? inner_->candidates() : DraftCandidates{};
+    }
 
     // By record: its drafts in the order of its steps.
     const std::map<int64_t, std::vector<int32_t>>& drafts() const { return drafts_; }
