@@ -3,19 +3,40 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#ifdef QUADRILLE_CUDA
+#include "kernels/cuda/cuda_backend.h"
+#endif
 
 #include <fmt/format.h>
 
 namespace quadrille {
 
-std::unique_ptr<Backend> make_backend(const std::string& name) {
+std::unique_ptr<Backend> make_backend(const std::string& name, int32_t device) {
     if (name == "cpu") return std::make_unique<cpu::CpuBackend>();
     for (const cpu::Isa isa : {cpu::Isa::plain, cpu::Isa::avx2, cpu::Isa::avx512}) {
         if (name == fmt::format("cpu-{}", cpu::name(isa))) {
             return std::make_unique<cpu::CpuBackend>(isa);
         }
     }
-    throw Error(ErrorKind::usage, fmt::format("backend '{}': expected cpu", name));
+    if (name == "cuda") {
+#ifdef QUADRILLE_CUDA
+        return std::make_unique<cuda::CudaBackend>(device);
+#else
+        throw Error(ErrorKind::device,
+                    fmt::format("backend 'cuda', GPU {}: this build has no CUDA (meson option "
+                                "cuda)",
+                                device));
+#endif
+    }
+    throw Error(ErrorKind::usage, fmt::format("backend '{}': expected cpu or cuda", name));
+}
+
+int32_t gpu_count() {
+#ifdef QUADRILLE_CUDA
+    return cuda::device_count();
+#else
+    return 0;
+#endif
 }
 
 }  // namespace quadrille

@@ -90,6 +90,9 @@ struct MlaParams {
 // Routed experts and the shared one. `experts` is a table of `count` Mlp in backend memory.
 struct MoeWeights {
     const Mlp* experts = nullptr;
+    // The same table in host memory. A backend with memory of its own plans its launches from it;
+    // without it (nullptr) it reads the table back, which waits for the device.
+    const Mlp* host_experts = nullptr;
     int32_t count = 0;
     Mlp shared;
     float limit = 10.0f;    // swiglu clamp
@@ -296,7 +299,9 @@ class Backend {
 
 // "cpu", "cuda" or "check"; "cpu-plain", "cpu-avx2" and "cpu-avx512" force the CPU's path (all give
 // the same bits). Throws Error{usage} for other names and Error{device} for one this
-// build or machine cannot provide.
-std::unique_ptr<Backend> make_backend(const std::string& name);
+// build or machine cannot provide. device: which of the visible GPUs.
+std::unique_ptr<Backend> make_backend(const std::string& name, int32_t device = 0);
+// Visible GPUs that this build can use; 0 without a driver or without CUDA in the build.
+int32_t gpu_count();
 
 }  // namespace quadrille

@@ -21,6 +21,8 @@ inline constexpr int kTileSize = 256;  // weights in a tile
 inline constexpr int kBlock = 128;     // Hadamard block; every stored dimension is a multiple
 inline constexpr float kHadamardScale = 0.088388347648f;  // 1/sqrt(128) in fp32, bits 0x3DB504F3
 
+inline constexpr uint32_t k3instMultiplier = 89226354u;
+inline constexpr uint32_t k3instAddend = 64248484u;
 inline constexpr uint32_t kMcgMultiplier = 0xCBAC1FEDu;   // value of a `mcg` marker
 inline constexpr uint32_t kMul1Multiplier = 0x83DCD12Du;  // value of a `mul1` marker
 
@@ -55,8 +57,8 @@ QUADRILLE_HOST_DEVICE constexpr uint32_t tile_state(const uint32_t* words, int b
 // 3inst and mcg: the product's two masked halves, as fp16 bit patterns (low, high); the weight is
 // their fp16 sum.
 QUADRILLE_HOST_DEVICE constexpr uint32_t codebook_pair(Codebook codebook, uint32_t state) {
-    const uint32_t x =
-        codebook == Codebook::mcg ? state * kMcgMultiplier : state * 89226354u + 64248484u;
+    const uint32_t x = codebook == Codebook::mcg ? state * kMcgMultiplier
+                                                 : state * k3instMultiplier + k3instAddend;
     return (x & 0x8fff8fffu) ^ 0x3b603b60u;
 }
 

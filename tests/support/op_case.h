@@ -100,6 +100,9 @@ class Guarded {
     View<T> view() { return {all_.data() + kBand, rows_, cols_, stride_}; }
     View<const T> view() const { return {all_.data() + kBand, rows_, cols_, stride_}; }
     T* data() { return all_.data() + kBand; }
+    // Bands, rows and gaps, and where the first row begins: to lay the same out in other memory.
+    std::span<T> storage() { return all_; }
+    static constexpr int64_t kBand = 64;
 
     std::vector<T> values() const {  // (rows, cols) gapless
         std::vector<T> out;
@@ -136,7 +139,6 @@ class Guarded {
     }
 
   private:
-    static constexpr int64_t kBand = 64;
     int64_t rows_;
     int64_t cols_;
     int64_t stride_;

@@ -15,6 +15,17 @@ inline constexpr double kGoldenTrace = 1e-4;
 // EXL3 products against the exact product: root mean square of the error over that of the product.
 inline constexpr double kExl3RelativeRms = 1e-6;
 
+// Products on a GPU against the CPU's, relative root mean square. EXL3: inputs rotated in fp32
+// enter as fp16 (2.8e-4), mcg and 3inst weights skip the rounding of their sum (1.6e-4). Native:
+// inputs as two bf16 terms (2^-17 each) beside bf16 weights; two tf32 terms beside f16 and f32.
+inline constexpr double kGpuExl3RelativeRms = 5e-4;
+inline constexpr double kGpuBf16RelativeRms = 1e-5;
+inline constexpr double kGpuTf32RelativeRms = 3e-6;
+// Sequence ops on a GPU: other exponentials and other orders of the sums, all in fp32.
+inline constexpr double kGpuSequenceRelativeRms = 1e-5;
+// No element may be off by more than this many root mean squares of the allowed error.
+inline constexpr double kGpuWorstElement = 12;
+
 struct Tolerance {
     enum class Class { exact, rounded, reduced };
     Class kind = Class::exact;

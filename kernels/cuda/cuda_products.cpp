@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear on the GPU: shapes, slabs of rows that bound the scratch of a long prefill, and which
+// kernel takes them. A row's bits depend on none of it.
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/exl3_launch.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/rotate.h"
+
+#include <algorithm>
+
+namespace quadrille::cuda {
+
+namespace {
+
+constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of partial sums held at once
+constexpr int64_t kNativeSlab = 1024;                 // rows split into fragments at once
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+void require_matrix(const Matrix& w) {
+    require(w.segments == 1 || w.segments == 2 || w.segments == 4, "matrix of 1, 2 or 4 segments");
+    if (w.segments > 1) {
+        require(w.segment[0] == 0 && w.segment[static_cast<size_t>(w.segments)] == w.k,
+                "segments cover the inputs");
+    }
+    for (int32_t s = 0; s < w.segments && w.segments > 1; ++s) {
+        const int64_t first = w.segment[static_cast<size_t>(s)];
+        const int64_t last = w.segment[static_cast<size_t>(s) + 1];
+        require(first <= last, "segments ascend");
+        require(!w.is_exl3() || first % exl3::kBlock == 0, "EXL3 segments cut at blocks of 128");
+    }
+    if (!w.is_exl3()) {
+        require(w.dtype == Dtype::bf16 || w.dtype == Dtype::f16 || w.dtype == Dtype::f32,
+                "native weights are bf16, f16 or f32");
+        return;
+    }
+    require(w.bits >= 1 && w.bits <= 8, "EXL3 matrix of 1 to 8 bits");
+    require(w.k_padded % exl3::kBlock == 0 && w.n_padded % exl3::kBlock == 0 && w.k_padded >= w.k &&
+                w.n_padded >= w.n,
+            "EXL3 matrix padded to blocks of 128");
+}
+
+}  // namespace
+
+void CudaBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
+    require(out.rows == in.rows && out.cols == weight.n && in.cols == weight.k,
+            "linear: out (m, n), in (m, k)");
+    product({.data = out.data, .row_stride = out.stride}, in, weight);
+}
+
+void CudaBackend::product(const ProductOut& out, View<const float> in, const Matrix& weight) {
+    require_matrix(weight);
+    if (in.rows == 0 || weight.n == 0) return;
+    if (weight.is_exl3()) {
+        exl3_product(out, in, weight);
+    } else {
+        native_product(out, in, weight);
+    }
+}
+
+void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, int32_t bits, bool mul1,
+                              int64_t tiles, int32_t members) {
+    Workspace::Scope scope(workspace_);
+    const Exl3Need need = exl3_need(plan, args.units, args.column_blocks, tiles, members);
+    args.mode = plan.mode;
+    args.partial = scope.take<float>(need.partial);
+    args.counters = workspace_.counters(need.counters);
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.column_blocks, plan.width()) * args.units),
+                    static_cast<unsigned>(tiles), static_cast<unsigned>(members));
+    cuda::launch_exl3(plan, args, grid, bits, mul1, kernels_, stream_.get());
+}
+
+void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
+    const Exl3Plan plan = plan_exl3(weight, in.rows, processors_);
+    Exl3Product args;
+    args.matrix = weight;
+    args.units = units_of(plan.mode, weight);
+    args.column_blocks = static_cast<int32_t>(ceil_div(weight.n, exl3::kBlock));
+    const int64_t per_tile = exl3_need(plan, args.units, args.column_blocks, 1, 1).partial;
+    const int64_t slab = std::clamp<int64_t>(kPartialLimit / per_tile, 1, 65535) * plan.rows();
+    for (int64_t first = 0; first < in.rows; first += slab) {
+        const View<const float> x = in.slice_rows(first, std::min(slab, in.rows - first));
+        Workspace::Scope scope(workspace_);
+        args.m = static_cast<int32_t>(x.rows);
+        args.out = out;
+        args.out.data += first * out.row_stride;
+        args.x = x.data;
+        args.x_stride = x.stride;
+        if (!plan.rotate_inside) {
+            uint2* rotated = scope.take<uint2>(rotated_size(x.rows, weight.k_padded));
+            args.rotated = rotated;
+            args.rotated_tiles = weight.k_padded / exl3::kTile;
+            Rotation rotation{.x = x.data, .x_stride = x.stride};
+            rotation.m = args.m;
+            rotation.tile_rows = plan.rows();
+            rotation.matrix = weight;
+            rotation.out = rotated;
+            rotation.out_tiles = args.rotated_tiles;
+            rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
+                   1, stream_.get());
+        }
+        launch_exl3(plan, args, weight.bits, weight.codebook == Codebook::mul1,
+                    ceil_div(x.rows, plan.rows()), 1);
+    }
+}
+
+void CudaBackend::native_product(const ProductOut& out, View<const float> in,
+                                 const Matrix& weight) {
+    const bool tiled = weight.dtype == Dtype::bf16 && in.rows > kStreamRows;
+    if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
+    const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
+    for (int64_t first = 0; first < in.rows; first += slab) {
+        const View<const float> x = in.slice_rows(first, std::min(slab, in.rows - first));
+        NativeProduct args;
+        args.matrix = weight;
+        args.m = static_cast<int32_t>(x.rows);
+        args.x = x.data;
+        args.x_stride = x.stride;
+        args.out = out;
+        args.out.data += first * out.row_stride;
+        if (!tiled) {
+            const int32_t rows = x.rows <= 8 ? 8 : kStreamRows;
+            native_stream(args, weight.dtype, weight.n,
+                          static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors_,
+                          stream_.get());
+            continue;
+        }
+        Workspace::Scope scope(workspace_);
+        const auto tiles = static_cast<int32_t>(ceil_div(x.rows, kNativeTileRows));
+        auto* fragments = scope.take<uint4>(split_size(x.rows, weight.k));
+        split_rows(fragments, args, weight.k, tiles, stream_.get());
+        args.fragments = fragments;
+        native_tiled(args, weight.n, tiles, 1, kernels_, stream_.get());
+    }
+}
+
+// Many rows and several segments: the segments apart, then their tree.
+void CudaBackend::native_tree(const ProductOut& out, View<const float> in, const Matrix& weight) {
+    for (int64_t first = 0; first < in.rows; first += kNativeSlab) {
+        const View<const float> x = in.slice_rows(first, std::min(kNativeSlab, in.rows - first));
+        Workspace::Scope scope(workspace_);
+        ProductOut parts{.data = scope.take<float>(weight.segments * x.rows * weight.n)};
+        parts.row_stride = weight.n;
+        parts.segment_stride = x.rows * weight.n;
+        parts.by_segment = true;
+        // The streaming kernel would be chosen for a short last slab; its bits are the same.
+        native_product(parts, x, weight);
+        cuda::tree_sum({out.data + first * out.row_stride, x.rows, weight.n, out.row_stride},
+                       parts.data, weight.segments, parts.segment_stride, weight.bias,
+                       stream_.get());
+    }
+}
+
+}  // namespace quadrille::cuda

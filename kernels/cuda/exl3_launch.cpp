@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/exl3_launch.h"
+
+namespace quadrille::cuda {
+
+void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t bits, bool mul1,
+                 KernelSet& kernels, cudaStream_t stream) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
+    switch (bits) {
+        case 1:
+            return launch_exl3<1>(plan, args, grid, mul1, kernels, stream);
+        case 2:
+            return launch_exl3<2>(plan, args, grid, mul1, kernels, stream);
+        case 3:
+            return launch_exl3<3>(plan, args, grid, mul1, kernels, stream);
+        case 4:
+            return launch_exl3<4>(plan, args, grid, mul1, kernels, stream);
+        case 5:
+            return launch_exl3<5>(plan, args, grid, mul1, kernels, stream);
+        case 6:
+            return launch_exl3<6>(plan, args, grid, mul1, kernels, stream);
+        case 7:
+            return launch_exl3<7>(plan, args, grid, mul1, kernels, stream);
+        case 8:
+            return launch_exl3<8>(plan, args, grid, mul1, kernels, stream);
+        default:
+            require(false, "EXL3 matrix of 1 to 8 bits");
+    }
+}
+
+}  // namespace quadrille::cuda

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Manifold-constrained hyper-connections: the gates of one site and the two mixes of the residual
+// streams. All fp32.
+#include "kernels/cuda/handles.h"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/sequence_launch.h"
+#include "kernels/cuda/swiglu.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+namespace quadrille::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kChunk = 512;  // inputs of one thread block: the cut depends on their number only
+constexpr int kRows = 8;
+constexpr int kMaxStreams = 8;
+constexpr int kMaxOutputs = 2 * kMaxStreams + kMaxStreams * kMaxStreams;
+
+struct Gates {
+    View<float> pre;
+    View<float> post;
+    View<float> mix;
+    View<const float> streams;
+    Matrix fn;
+    const float* base;
+    const float* scale;
+    HyperParams params;
+    float* partial;  // (row group, chunk, kRows, outputs + 1): products, sum of squares
+    int32_t* counters;
+};
+
+__device__ float load_weight(const Matrix& fn, int64_t index) {
+    switch (fn.dtype) {
+        case Dtype::bf16:
+            return __bfloat162float(static_cast<const __nv_bfloat16*>(fn.weights)[index]);
+        case Dtype::f16:
+            return __half2float(static_cast<const __half*>(fn.weights)[index]);
+        default:
+            return static_cast<const float*>(fn.weights)[index];
+    }
+}
+
+// c (s, s) of one row, c[i] element (i / s, i % s): softmax over rows, then Sinkhorn.
+__device__ void sinkhorn_serial(float* c, int32_t s, const HyperParams& params) {
+    const float eps = params.sinkhorn_eps;
+    for (int32_t a = 0; a < s; ++a) {
+        float largest = c[a * s];
+        for (int32_t b = 1; b < s; ++b) largest = fmaxf(largest, c[a * s + b]);
+        float sum = 0.0f;
+        for (int32_t b = 0; b < s; ++b) sum += c[a * s + b] = expf(c[a * s + b] - largest);
+        for (int32_t b = 0; b < s; ++b) c[a * s + b] = c[a * s + b] / sum + eps;
+    }
+    for (int32_t pass = 0; pass < 2 * params.sinkhorn_iterations - 1; ++pass) {
+        const int32_t inside = pass % 2 == 0 ? s : 1;
+        const int32_t across = pass % 2 == 0 ? 1 : s;
+        for (int32_t line = 0; line < s; ++line) {
+            float sum = eps;
+            for (int32_t i = 0; i < s; ++i) sum += c[line * across + i * inside];
+            for (int32_t i = 0; i < s; ++i) c[line * across + i * inside] /= sum;
+        }
+    }
+}
+
+// The same for four streams, one element a lane of a group of sixteen.
+__device__ float sinkhorn_four(float c, const HyperParams& params) {
+    const auto group_sum = [](float value, int first, int second) {
+        value += __shfl_xor_sync(0xffffffffu, value, first);
+        return value + __shfl_xor_sync(0xffffffffu, value, second);
+    };
+    float largest = fmaxf(c, __shfl_xor_sync(0xffffffffu, c, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    c = expf(c - largest);
+    c = c / group_sum(c, 1, 2) + params.sinkhorn_eps;
+    c /= group_sum(c, 4, 8) + params.sinkhorn_eps;
+    for (int32_t i = 1; i < params.sinkhorn_iterations; ++i) {
+        c /= group_sum(c, 1, 2) + params.sinkhorn_eps;
+        c /= group_sum(c, 4, 8) + params.sinkhorn_eps;
+    }
+    return c;
+}
+
+// Products of this block's inputs and the sums of squares, to memory.
+__device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int32_t rows) {
+    const int64_t first = int64_t{blockIdx.x} * kChunk;
+    const auto count = static_cast<int32_t>(min(static_cast<int64_t>(kChunk), args.fn.k - first));
+    const int64_t row = int64_t{blockIdx.y} * kRows;
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunk; i += kThreads) {
+        const int r = i / kChunk;
+        const int c = i % kChunk;
+        x[r][c] = r < rows && c < count
+                      ? args.streams.data[(row + r) * args.streams.stride + first + c]
+                      : 0.0f;
+    }
+    __syncthreads();
+    const auto outputs = static_cast<int32_t>(args.fn.n);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float* to =
+        args.partial + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kRows * (outputs + 1);
+    for (int32_t j = static_cast<int32_t>(threadIdx.x) / 32; j <= outputs; j += kWarps) {
+        float sum[kRows] = {};
+        for (int c = lane; c < count; c += 32) {
+            const float weight = j < outputs ? load_weight(args.fn, j * args.fn.k + first + c) : 0;
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) sum[r] += (j < outputs ? weight : x[r][c]) * x[r][c];
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            sum[r] = warp_sum(sum[r]);
+            if (lane == 0) to[r * (outputs + 1) + j] = sum[r];
+        }
+    }
+}
+
+// One row by a warp: the chunks in order, then the gates. t: outputs + 1 floats of this warp.
+__device__ void finish_gates(const Gates& args, int r, float* t) {
+    const auto outputs = static_cast<int32_t>(args.fn.n);
+    const int32_t s = args.params.streams;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int64_t row = int64_t{blockIdx.y} * kRows + r;
+    for (int32_t j = lane; j <= outputs; j += 32) {
+        float sum = 0.0f;
+        for (unsigned chunk = 0; chunk < gridDim.x; ++chunk) {
+            const int64_t cell = (int64_t{blockIdx.y} * gridDim.x + chunk) * kRows + r;
+            sum += __ldcg(args.partial + cell * (outputs + 1) + j);
+        }
+        t[j] = sum;
+    }
+    __syncwarp();
+    const float inverse =
+        1.0f / sqrtf(t[outputs] / static_cast<float>(args.fn.k) + args.params.norm_eps);
+    if (lane < s) {
+        args.pre.data[row * args.pre.stride + lane] =
+            sigmoid(t[lane] * inverse * args.scale[0] + args.base[lane]) + args.params.sinkhorn_eps;
+        args.post.data[row * args.post.stride + lane] =
+            2.0f * sigmoid(t[s + lane] * inverse * args.scale[1] + args.base[s + lane]);
+    }
+    float* mix = args.mix.data + row * args.mix.stride;
+    const auto element = [&](int32_t i) {
+        return t[2 * s + i] * inverse * args.scale[2] + args.base[2 * s + i];
+    };
+    if (s == 4) {
+        const float c = sinkhorn_four(element(lane % 16), args.params);
+        if (lane < 16) mix[lane] = c;
+    } else if (lane == 0) {
+        for (int32_t i = 0; i < s * s; ++i) mix[i] = element(i);
+        sinkhorn_serial(mix, s, args.params);
+    }
+}
+
+__global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__ Gates args) {
+    __shared__ float x[kRows][kChunk];
+    __shared__ float t[kRows][kMaxOutputs + 1];
+    __shared__ int32_t arrived;
+    const auto rows = static_cast<int32_t>(
+        min(static_cast<int64_t>(kRows), args.streams.rows - int64_t{blockIdx.y} * kRows));
+    gate_products(args, x, rows);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        arrived = atomicAdd(&args.counters[blockIdx.y], 1);
+        if (arrived == static_cast<int32_t>(gridDim.x) - 1) args.counters[blockIdx.y] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (arrived != static_cast<int32_t>(gridDim.x) - 1) return;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp < rows) finish_gates(args, warp, t[warp]);
+}
+
+__global__ void hyper_in_kernel(View<float> out, View<const float> streams, View<const float> pre) {
+    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (c >= out.cols) return;
+    for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
+        const float* x = streams.data + r * streams.stride + c;
+        const float* weight = pre.data + r * pre.stride;
+        float sum = weight[0] * x[0];
+        for (int64_t j = 1; j < pre.cols; ++j) sum += weight[j] * x[j * out.cols];
+        out.data[r * out.stride + c] = sum;
+    }
+}
+
+__global__ void hyper_out_kernel(View<float> streams, View<const float> y, View<const float> post,
+                                 View<const float> mix) {
+    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (c >= y.cols) return;
+    const auto s = static_cast<int32_t>(post.cols);
+    for (int64_t r = blockIdx.y; r < y.rows; r += gridDim.y) {
+        float* x = streams.data + r * streams.stride + c;
+        const float* p = post.data + r * post.stride;
+        const float* m = mix.data + r * mix.stride;
+        const float value = y.data[r * y.stride + c];
+        float in[kMaxStreams];
+#pragma unroll
+        for (int32_t i = 0; i < kMaxStreams; ++i) in[i] = i < s ? x[i * y.cols] : 0.0f;
+        for (int32_t j = 0; j < s; ++j) {
+            float sum = p[j] * value;
+#pragma unroll
+            for (int32_t i = 0; i < kMaxStreams; ++i) {
+                if (i < s) sum += m[i * s + j] * in[i];
+            }
+            x[j * y.cols] = sum;
+        }
+    }
+}
+
+__global__ void stream_mean_kernel(View<float> out, View<const float> streams, int32_t count) {
+    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (c >= out.cols) return;
+    for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
+        const float* x = streams.data + r * streams.stride + c;
+        float sum = x[0];
+        for (int32_t j = 1; j < count; ++j) sum += x[j * out.cols];
+        out.data[r * out.stride + c] = sum / static_cast<float>(count);
+    }
+}
+
+dim3 element_grid(int64_t rows, int64_t cols) {
+    return {static_cast<unsigned>((cols + kThreads - 1) / kThreads),
+            static_cast<unsigned>(std::min<int64_t>(rows, 65535)), 1};
+}
+
+}  // namespace
+
+HyperNeed hyper_need(int64_t rows, const Matrix& fn) {
+    const int64_t groups = (rows + kRows - 1) / kRows;
+    const int64_t chunks = (fn.k + kChunk - 1) / kChunk;
+    return {groups * chunks * kRows * (fn.n + 1), groups};
+}
+
+void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<const float> streams,
+                   const Matrix& fn, const float* base, const float* scale,
+                   const HyperParams& params, float* partial, int32_t* counters,
+                   cudaStream_t stream) {
+    const int32_t s = params.streams;
+    require(s > 0 && s <= kMaxStreams, "hyper_weights: 1..8 streams");
+    require(fn.weights != nullptr && fn.n == 2 * s + s * s && fn.k == streams.cols,
+            "hyper_weights: fn is native (2s + s^2, s h)");
+    require(pre.cols == s && post.cols == s && mix.cols == s * s && pre.rows == streams.rows &&
+                post.rows == streams.rows && mix.rows == streams.rows,
+            "hyper_weights: pre and post (m, s), mix (m, s^2)");
+    if (streams.rows == 0) return;
+    const Gates gates = {pre, post, mix, streams, fn, base, scale, params, partial, counters};
+    const dim3 grid(static_cast<unsigned>((fn.k + kChunk - 1) / kChunk),
+                    static_cast<unsigned>((streams.rows + kRows - 1) / kRows));
+    gates_kernel<<<grid, kThreads, 0, stream>>>(gates);
+    LAUNCH_CHECK();
+}
+
+void hyper_in(View<float> out, View<const float> streams, View<const float> pre,
+              cudaStream_t stream) {
+    require(streams.cols == pre.cols * out.cols && streams.rows == out.rows &&
+                pre.rows == out.rows && pre.cols > 0,
+            "hyper_in: streams (m, s h), pre (m, s)");
+    if (out.rows == 0 || out.cols == 0) return;
+    hyper_in_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, streams, pre);
+    LAUNCH_CHECK();
+}
+
+void hyper_out(View<float> streams, View<const float> y, View<const float> post,
+               View<const float> mix, cudaStream_t stream) {
+    const int64_t s = post.cols;
+    require(s > 0 && s <= kMaxStreams && streams.cols == s * y.cols && mix.cols == s * s &&
+                streams.rows == y.rows && post.rows == y.rows && mix.rows == y.rows,
+            "hyper_out: streams (m, s h), post (m, s), mix (m, s^2)");
+    if (y.rows == 0 || y.cols == 0) return;
+    hyper_out_kernel<<<element_grid(y.rows, y.cols), kThreads, 0, stream>>>(streams, y, post, mix);
+    LAUNCH_CHECK();
+}
+
+void stream_mean(View<float> out, View<const float> streams, int32_t count, cudaStream_t stream) {
+    require(count > 0 && streams.cols == count * out.cols && streams.rows == out.rows,
+            "stream_mean: streams (m, s h)");
+    if (out.rows == 0 || out.cols == 0) return;
+    stream_mean_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, streams,
+                                                                                  count);
+    LAUNCH_CHECK();
+}
+
+}  // namespace quadrille::cuda

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of the ops that work row by row. Shapes and meanings as in kernels/backend.h, which has
+// checked nothing yet: a launcher requires what it assumes, launches, and waits for nothing.
+#pragma once
+
+#include "kernels/backend.h"
+#include "kernels/cuda/exl3_product.h"
+
+#include <cuda_runtime.h>
+
+namespace quadrille::cuda {
+
+// rows.cu
+// Throws Error{device} where this build holds no code for the current device.
+void check_image();
+void embed(View<float> out, const int32_t* tokens, const Matrix& table, int32_t copies,
+           cudaStream_t stream);
+void rms_norm(View<float> out, View<const float> in, const float* weight, float eps,
+              cudaStream_t stream);
+void layer_norm(View<float> out, View<const float> in, const float* weight, const float* bias,
+                float eps, cudaStream_t stream);
+void swiglu(View<float> out, View<const float> gate, View<const float> up, float limit,
+            cudaStream_t stream);
+void add(View<float> out, View<const float> in, cudaStream_t stream);
+// bias (n) or nullptr, added after the tree.
+void tree_sum(View<float> out, const float* parts, int32_t count, int64_t part_stride,
+              const float* bias, cudaStream_t stream);
+void copy_rows(View<float> out, View<const float> in, const int32_t* index, cudaStream_t stream);
+
+// vocabulary.cu
+void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
+            cudaStream_t stream);
+// scratch: top_k_scratch(rows, k, valid) bytes.
+void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
+           int32_t valid, void* scratch, cudaStream_t stream);
+int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid);
+void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
+                 const int32_t* part_ids, int32_t count, int64_t part_stride, cudaStream_t stream);
+void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+           float scale, cudaStream_t stream);
+
+// moe.cu: groups the pairs row * topk + slot of `ids` by expert. order (capacity positions): the
+// pair at a position, -1 between experts; tiles of at most tile_rows positions and their count.
+// Ids outside [0, experts) belong to nobody.
+struct Grouping {
+    RowTile* tiles = nullptr;
+    int32_t* tile_count = nullptr;
+    int32_t* order = nullptr;
+    int64_t capacity = 0;    // grouped_positions(...)
+    int32_t most_tiles = 0;  // grouped_tiles(...)
+};
+int64_t grouped_positions(int64_t pairs, int32_t experts);
+int32_t grouped_tiles(int64_t pairs, int32_t experts, int32_t tile_rows);
+void group_pairs(const Grouping& grouping, View<const int32_t> ids, int32_t experts,
+                 int32_t tile_rows, cudaStream_t stream);
+// out (m, n): Backend::moe's sums. by_pair (pairs * segments, n), shared (segments, m, n) or
+// nullptr, the first element of both at the first column of out.
+struct Combination {
+    View<const int32_t> ids{};
+    View<const float> weights{};
+    int32_t experts = 0;
+    int32_t segments = 1;
+    const float* by_pair = nullptr;
+    int64_t pair_stride = 0;  // from a pair's segment to the next
+    const float* shared = nullptr;
+    int64_t shared_stride = 0;          // from a row to the next
+    int64_t shared_segment_stride = 0;  // from a segment to the next
+};
+void combine(View<float> out, const Combination& parts, cudaStream_t stream);
+// gate (positions of the tiles, width) = swiglu(gate, up), rows `stride` apart.
+void swiglu_tiles(float* gate, const float* up, int64_t stride, const Mlp* table,
+                  const Grouping& grouping, float limit, cudaStream_t stream);
+
+}  // namespace quadrille::cuda

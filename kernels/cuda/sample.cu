@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws from rows of logits. The arithmetic of one column (kernels/sample_row.h, noise.h,
+// exp_sum.h) is shared with the CPU and exact in the same way, so results have the same bits.
+#include "kernels/cuda/handles.h"
+#include "kernels/cuda/sequence_launch.h"
+#include "kernels/sample_row.h"
+
+#include <algorithm>
+
+namespace quadrille::cuda {
+
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kSumThreads = 256;
+constexpr int32_t kNone = INT32_MAX;
+
+struct Draw {
+    double score;
+    int32_t column;  // kNone: nothing
+
+    __device__ bool beats(const Draw& other) const {
+        if (column == kNone || other.column == kNone) return column != kNone;
+        return score > other.score || (score == other.score && column < other.column);
+    }
+};
+
+__device__ Draw best_of_block(Draw mine) {
+    __shared__ Draw shared[kThreads / 32];
+    const auto of_warp = [](Draw best) {
+#pragma unroll
+        for (int stride = 16; stride > 0; stride /= 2) {
+            const Draw other = {__shfl_xor_sync(0xffffffffu, best.score, stride),
+                                __shfl_xor_sync(0xffffffffu, best.column, stride)};
+            if (other.beats(best)) best = other;
+        }
+        return best;
+    };
+    mine = of_warp(mine);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
+    __syncthreads();
+    return of_warp(shared[threadIdx.x % 32]);
+}
+
+__global__ void mark_seen_kernel(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
+                                 int32_t count) {
+    const auto i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    const auto id = static_cast<uint32_t>(tokens[i]);
+    if (slots[i] < 0 || slots[i] >= seen.rows || tokens[i] < 0 || id / 32 >= seen.cols) return;
+    atomicOr(seen.data + slots[i] * seen.stride + id / 32, 1u << (id % 32));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sample_kernel(double* score, int32_t* id, float* logit, View<const float> logits,
+                  const SampleRow* rows, View<const int32_t> excluded, int32_t first_id,
+                  int32_t valid) {
+    const int64_t i = blockIdx.x;
+    const SampleRow row = rows[i];
+    const float* x = logits.data + row.row * logits.stride;
+    const auto skips = [&](int32_t c) {
+        for (int64_t j = 0; j < excluded.cols; ++j) {
+            if (excluded.data[i * excluded.stride + j] == first_id + c) return true;
+        }
+        return false;
+    };
+    Draw best = {0.0, kNone};
+    const auto offer = [&](int32_t c, double value) {
+        const Draw other = {value, c};
+        if (other.beats(best) && !skips(c)) best = other;
+    };
+    const bool greedy = row.inverse_temperature == 0.0;
+    for (int32_t c = 2 * static_cast<int32_t>(threadIdx.x); c < valid; c += 2 * kThreads) {
+        NoiseBits bits;
+        if (!greedy) {
+            bits = noise_bits(row.seed, row.position, row.stream,
+                              static_cast<uint32_t>(first_id + c) >> 1);
+        }
+        for (int32_t j = c; j < min(c + 2, valid); ++j) {
+            const float value = logit_of(row, x[j], first_id + j);
+            if (greedy) {
+                if (!isnan(value)) offer(j, static_cast<double>(value));
+                continue;
+            }
+            if (!(value > -INFINITY)) continue;
+            const uint64_t noise = j == c ? bits.even : bits.odd;
+            const double base = scaled(static_cast<double>(value), row.inverse_temperature);
+            if (best.column != kNone && ieee::add(base, gumbel_bound(noise)) < best.score) continue;
+            offer(j, ieee::add(base, gumbel_of(noise)));
+        }
+    }
+    best = best_of_block(best);
+    if (threadIdx.x != 0) return;
+    const bool found = best.column != kNone;
+    score[i] = found ? best.score : -INFINITY;
+    id[i] = found ? first_id + best.column : -1;
+    logit[i] = found ? x[best.column] : -INFINITY;
+}
+
+// out (count, valid): l', NaN for what is never a candidate.
+__global__ void penalize_kernel(float* out, View<const float> logits, const SampleRow* rows,
+                                int32_t first_id, int32_t valid) {
+    const auto c = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (c >= valid) return;
+    const SampleRow& row = rows[blockIdx.y];
+    const float value = logit_of(row, logits.data[row.row * logits.stride + c], first_id + c);
+    out[int64_t{blockIdx.y} * valid + c] = value > -INFINITY ? value : NAN;
+}
+
+__global__ void raw_kernel(View<float> raw, View<const int32_t> ids, View<const float> logits,
+                           const SampleRow* rows, int32_t first_id) {
+    const int64_t i = blockIdx.x;
+    for (int64_t j = threadIdx.x; j < ids.cols; j += blockDim.x) {
+        const int32_t id = ids.data[i * ids.stride + j];
+        raw.data[i * raw.stride + j] =
+            id < 0 ? -INFINITY : logits.data[rows[i].row * logits.stride + id - first_id];
+    }
+}
+
+__global__ void __launch_bounds__(kSumThreads)
+    sample_sum_kernel(ExpSum* sums, View<const float> logits, const SampleRow* rows,
+                      int32_t first_id, int32_t valid) {
+    __shared__ ExpSum shared[kSumThreads];
+    const int64_t i = blockIdx.x;
+    const SampleRow row = rows[i];
+    const double inverse = row.inverse_temperature == 0.0 ? 1.0 : row.inverse_temperature;
+    const float* x = logits.data + row.row * logits.stride;
+    ExpSum sum;
+    for (auto c = static_cast<int32_t>(threadIdx.x); c < valid; c += kSumThreads) {
+        sum.add(weight_of(static_cast<double>(logit_of(row, x[c], first_id + c)), inverse));
+    }
+    shared[threadIdx.x] = sum;
+    for (unsigned half = kSumThreads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) shared[threadIdx.x].add(shared[threadIdx.x + half]);
+    }
+    if (threadIdx.x == 0) sums[i] = shared[0];
+}
+
+__global__ void sample_at_kernel(View<float> values, View<float> raw, View<const int32_t> ids,
+                                 View<const float> logits, const SampleRow* rows, int32_t first_id,
+                                 int32_t valid) {
+    const int64_t i = blockIdx.x;
+    for (int64_t j = threadIdx.x; j < ids.cols; j += blockDim.x) {
+        const int32_t id = ids.data[i * ids.stride + j];
+        const bool here = id >= first_id && id - first_id < valid;
+        const float x = here ? logits.data[rows[i].row * logits.stride + id - first_id] : NAN;
+        raw.data[i * raw.stride + j] = x;
+        values.data[i * values.stride + j] = here ? logit_of(rows[i], x, id) : x;
+    }
+}
+
+void check_columns(View<const float> logits, int32_t first_id, int32_t valid) {
+    require(valid >= 0 && valid <= logits.cols && (valid == 0 || first_id % 2 == 0),
+            "sampling: valid columns inside the row, the first id even");
+}
+
+}  // namespace
+
+void mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens, int32_t count,
+               cudaStream_t stream) {
+    if (count == 0) return;
+    mark_seen_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(seen, slots,
+                                                                                     tokens, count);
+    LAUNCH_CHECK();
+}
+
+void sample(double* score, int32_t* id, float* logit, View<const float> logits,
+            const SampleRow* rows, int32_t count, View<const int32_t> excluded, int32_t first_id,
+            int32_t valid, cudaStream_t stream) {
+    check_columns(logits, first_id, valid);
+    require(excluded.cols == 0 || excluded.rows >= count, "sample: excluded ids (count, n)");
+    if (count == 0) return;
+    sample_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(
+        score, id, logit, logits, rows, excluded, first_id, valid);
+    LAUNCH_CHECK();
+}
+
+void sample_penalized(float* out, View<const float> logits, const SampleRow* rows, int32_t count,
+                      int32_t first_id, int32_t valid, cudaStream_t stream) {
+    check_columns(logits, first_id, valid);
+    if (count == 0 || valid == 0) return;
+    const dim3 grid(static_cast<unsigned>((valid + 255) / 256), static_cast<unsigned>(count));
+    penalize_kernel<<<grid, 256, 0, stream>>>(out, logits, rows, first_id, valid);
+    LAUNCH_CHECK();
+}
+
+void sample_raw(View<float> raw, View<const int32_t> ids, View<const float> logits,
+                const SampleRow* rows, int32_t count, int32_t first_id, cudaStream_t stream) {
+    if (count == 0) return;
+    raw_kernel<<<static_cast<unsigned>(count), 256, 0, stream>>>(raw, ids, logits, rows, first_id);
+    LAUNCH_CHECK();
+}
+
+void sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows, int32_t count,
+                int32_t first_id, int32_t valid, cudaStream_t stream) {
+    check_columns(logits, first_id, valid);
+    if (count == 0) return;
+    sample_sum_kernel<<<static_cast<unsigned>(count), kSumThreads, 0, stream>>>(sums, logits, rows,
+                                                                                first_id, valid);
+    LAUNCH_CHECK();
+}
+
+void sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
+               View<const float> logits, const SampleRow* rows, int32_t count, int32_t first_id,
+               int32_t valid, cudaStream_t stream) {
+    check_columns(logits, first_id, valid);
+    require(values.rows >= count && raw.rows >= count && ids.rows >= count &&
+                values.cols == ids.cols && raw.cols == ids.cols,
+            "sample_at: values, raw and ids are (count, n)");
+    if (count == 0 || ids.cols == 0) return;
+    sample_at_kernel<<<static_cast<unsigned>(count), 256, 0, stream>>>(values, raw, ids, logits,
+                                                                       rows, first_id, valid);
+    LAUNCH_CHECK();
+}
+
+}  // namespace quadrille::cuda

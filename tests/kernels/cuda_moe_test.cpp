@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mixture of experts on a GPU: any routing against the CPU, and the same bits for a row in any
+// company and for any split over ranks.
+#include "tests/support/on_device.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace quadrille::test {
+namespace {
+
+enum class Pack { exl3, native, mixed };
+
+// Experts 0.. and a shared one (the last), all of one intermediate width.
+struct Experts {
+    std::vector<std::array<MatrixData, 3>> data;
+    int64_t width = 0;
+
+    Experts(Random& random, int64_t h, int64_t w, int count, int32_t segments, Pack pack)
+        : width(w) {
+        for (int e = 0; e <= count; ++e) {
+            const auto make = [&](int64_t n, int64_t k) {
+                if (pack == Pack::native || (pack == Pack::mixed && e % 4 == 3)) {
+                    return MatrixData::native(random, n, k, Dtype::bf16);
+                }
+                if (pack == Pack::exl3 && e < count) {
+                    return MatrixData::exl3(random, n, k, 2, Codebook::mcg);
+                }
+                return MatrixData::exl3(random, n, k, 2 + e % 3,
+                                        e % 2 == 0 ? Codebook::mcg : Codebook::mul1);
+            };
+            data.push_back({make(width, h), make(width, h), make(h, width)});
+            data.back()[2].cut_segments(segments);
+        }
+    }
+    // What a rank holding the channels of segments [first, first + count) has.
+    Experts rank(int32_t first, int32_t count) const {
+        Experts part = *this;
+        for (auto& [gate, up, down] : part.data) {
+            const Matrix whole = down.matrix();
+            const int64_t from = whole.segment[static_cast<size_t>(first)];
+            part.width = whole.segment[static_cast<size_t>(first + count)] - from;
+            gate = gate.outputs(from, part.width);
+            up = up.outputs(from, part.width);
+            down = down.inputs(from, part.width);
+            down.cut_segments(count);
+        }
+        return part;
+    }
+};
+
+struct Pass {
+    std::vector<float> x;
+    std::vector<int32_t> ids;
+    std::vector<float> weights;
+};
+
+Pass random_pass(Random& random, int64_t m, int64_t h, int32_t experts, int64_t topk) {
+    Pass pass{random.normals(m * h), {}, random.uniforms(m * topk, 0.1f, 1.0f)};
+    for (int64_t r = 0; r < m; ++r) {
+        const std::vector<int64_t> order = random.permutation(experts);
+        for (int64_t slot = 0; slot < topk; ++slot) {
+            pass.ids.push_back(static_cast<int32_t>(order[static_cast<size_t>(slot)]));
+        }
+    }
+    return pass;
+}
+
+// Experts in a backend's memory.
+class Loaded {
+  public:
+    Loaded(Backend& backend, const Experts& experts, bool host_table = true, bool shared = true)
+        : backend_(&backend), uploads_(backend) {
+        for (const auto& [gate, up, down] : experts.data) {
+            table_.push_back({uploads_.matrix(gate.matrix()), uploads_.matrix(up.matrix()),
+                              uploads_.matrix(down.matrix())});
+        }
+        weights_.experts = uploads_.array(table_);
+        if (host_table) weights_.host_experts = table_.data();
+        weights_.count = static_cast<int32_t>(table_.size()) - 1;
+        weights_.max_width = experts.width;
+        if (shared) weights_.shared = table_.back();
+    }
+
+    std::vector<float> run(const Pass& pass, int64_t topk, int64_t gap = 0) {
+        const int64_t h = table_[0].gate.k;
+        const int64_t m = std::ssize(pass.x) / h;
+        OnDevice<float> in(*backend_, m, h, pass.x, gap);
+        OnDevice<int32_t> ids(*backend_, m, topk, pass.ids, gap);
+        OnDevice<float> weights(*backend_, m, topk, pass.weights, gap);
+        OnDevice<float> out(*backend_, m, h, gap);
+        backend_->moe(out.view(), in.view(), ids.view(), weights.view(), weights_);
+        return out.result();
+    }
+
+  private:
+    Backend* backend_;
+    Uploads uploads_;
+    std::vector<Mlp> table_;
+    MoeWeights weights_;
+};
+
+// Two products and a gate: twice the error of a product, and a little.
+constexpr double kAllowed = 3 * kGpuExl3RelativeRms;
+
+class CudaMoe : public testing::Test {
+  protected:
+    std::unique_ptr<Backend> cpu_ = make_backend("cpu");
+    std::unique_ptr<Backend> gpu_ = make_backend("cuda");
+    Random random_{7};
+};
+
+TEST_F(CudaMoe, MatchesTheCpuForAnyRouting) {
+    for (const Pack pack : {Pack::exl3, Pack::native, Pack::mixed}) {
+        for (const int32_t segments : {1, 2, 4}) {
+            const Experts experts(random_, 256, 640, 6, segments, pack);
+            Loaded cpu(*cpu_, experts);
+            Loaded gpu(*gpu_, experts);
+            for (const int64_t m : {1, 3, 9, 40, 150}) {
+                Pass pass = random_pass(random_, m, 256, 6, 3);
+                pass.ids[0] = -1;  // a slot without an expert
+                if (m > 2) pass.ids[3] = pass.ids[4] = pass.ids[5] = -1;  // a row without any
+                EXPECT_TRUE(near_enough(gpu.run(pass, 3, 5), cpu.run(pass, 3), kAllowed))
+                    << "pack " << static_cast<int>(pack) << " segments " << segments << " m " << m;
+            }
+        }
+    }
+}
+
+TEST_F(CudaMoe, AllRowsOnOneExpertAndHundredsOfRows) {
+    for (const Pack pack : {Pack::exl3, Pack::native}) {
+        const Experts experts(random_, 128, 256, 5, 4, pack);
+        Loaded cpu(*cpu_, experts);
+        Loaded gpu(*gpu_, experts);
+        Pass pass = random_pass(random_, 600, 128, 5, 1);
+        EXPECT_TRUE(near_enough(gpu.run(pass, 1), cpu.run(pass, 1), kAllowed));
+        std::fill(pass.ids.begin(), pass.ids.end(), 4);
+        EXPECT_TRUE(near_enough(gpu.run(pass, 1), cpu.run(pass, 1), kAllowed));
+    }
+}
+
+TEST_F(CudaMoe, ManyExpertsMostOfThemEmpty) {
+    const Experts experts(random_, 256, 128, 70, 1, Pack::exl3);
+    Loaded cpu(*cpu_, experts);
+    Loaded gpu(*gpu_, experts);
+    for (const int64_t m : {1, 3, 20}) {
+        const Pass pass = random_pass(random_, m, 256, 70, 8);
+        EXPECT_TRUE(near_enough(gpu.run(pass, 8), cpu.run(pass, 8), kAllowed));
+    }
+}
+
+TEST_F(CudaMoe, OneArithmeticPerRow) {
+    constexpr int64_t kPool = 200;
+    for (const Pack pack : {Pack::exl3, Pack::native, Pack::mixed}) {
+        const Experts experts(random_, 256, 640, 5, 4, pack);
+        Loaded gpu(*gpu_, experts);
+        const Pass pool = random_pass(random_, kPool, 256, 5, 2);
+        const std::vector<float> whole = gpu.run(pool, 2);
+        for (const int64_t m : {1, 2, 7, 8, 16, 17, 33, 64, 145}) {
+            std::vector<int64_t> rows = random_.permutation(kPool);
+            rows.resize(static_cast<size_t>(m));
+            const Pass part = {gather_rows<float>(pool.x, 256, rows),
+                               gather_rows<int32_t>(pool.ids, 2, rows),
+                               gather_rows<float>(pool.weights, 2, rows)};
+            EXPECT_TRUE(same(gpu.run(part, 2, 3), gather_rows<float>(whole, 256, rows)))
+                << "pack " << static_cast<int>(pack) << " m " << m;
+        }
+    }
+}
+
+TEST_F(CudaMoe, RanksGiveTheBitsOfTheWhole) {
+    for (const Pack pack : {Pack::exl3, Pack::native}) {
+        const Experts experts(random_, 256, 1280, 5, 4, pack);
+        for (const int64_t m : {3, 70}) {
+            const Pass pass = random_pass(random_, m, 256, 5, 2);
+            const std::vector<float> whole = Loaded(*gpu_, experts).run(pass, 2);
+            for (const int32_t ranks : {2, 4}) {
+                std::vector<float> parts;
+                for (int32_t rank = 0; rank < ranks; ++rank) {
+                    Loaded part(*gpu_, experts.rank(rank * 4 / ranks, 4 / ranks));
+                    const auto sums = part.run(pass, 2);
+                    parts.insert(parts.end(), sums.begin(), sums.end());
+                }
+                Uploads uploads(*gpu_);
+                OnDevice<float> total(*gpu_, m, 256);
+                gpu_->tree_sum(total.view(), uploads.array(parts), ranks, m * 256);
+                EXPECT_TRUE(same(total.result(), whole)) << ranks;
+            }
+        }
+    }
+}
+
+TEST_F(CudaMoe, WorksWithoutAHostTableAndWithoutASharedExpert) {
+    const Experts experts(random_, 128, 128, 3, 1, Pack::exl3);
+    const Pass pass = random_pass(random_, 5, 128, 3, 2);
+    const auto with = Loaded(*gpu_, experts).run(pass, 2);
+    EXPECT_TRUE(same(Loaded(*gpu_, experts, false).run(pass, 2), with));
+    Loaded cpu(*cpu_, experts, true, false);
+    EXPECT_TRUE(
+        near_enough(Loaded(*gpu_, experts, true, false).run(pass, 2), cpu.run(pass, 2), kAllowed));
+}
+
+}  // namespace
+}  // namespace quadrille::test

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear on a GPU against the CPU: hostile shapes between sentinels, and the promises of
+// docs/design.md §6: the same bits for a row in any company, for a slice of the outputs, and for
+// segments held apart and summed in the tree.
+#include "tests/support/on_device.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace quadrille::test {
+namespace {
+
+struct Shape {
+    int64_t n;
+    int64_t k;
+};
+constexpr std::array kShapes = {Shape{1, 1},     Shape{7, 33},     Shape{128, 128},
+                                Shape{192, 448}, Shape{130, 127},  Shape{256, 513},
+                                Shape{3, 1000},  Shape{384, 1408}, Shape{520, 2304}};
+
+struct Kind {
+    int bits;  // 0: native
+    Codebook codebook;
+    Dtype dtype;
+
+    // One input alone has the same rotated magnitude in all channels: its errors add up.
+    double allowed(int64_t k) const {
+        if (bits > 0) return k < 32 ? 4 * kGpuExl3RelativeRms : kGpuExl3RelativeRms;
+        return dtype == Dtype::bf16 ? kGpuBf16RelativeRms : kGpuTf32RelativeRms;
+    }
+    std::string text() const {
+        return bits > 0 ? fmt::format("EXL3 {} bits codebook {}", bits, static_cast<int>(codebook))
+                        : std::string(name(dtype));
+    }
+};
+
+std::vector<Kind> kinds() {
+    std::vector<Kind> all = {{0, Codebook::mcg, Dtype::f32},
+                             {0, Codebook::mcg, Dtype::f16},
+                             {0, Codebook::mcg, Dtype::bf16}};
+    for (int bits = 1; bits <= 8; ++bits) {
+        for (const Codebook codebook : {Codebook::three_inst, Codebook::mcg, Codebook::mul1}) {
+            all.push_back({bits, codebook, Dtype::f32});
+        }
+    }
+    return all;
+}
+
+MatrixData make(Random& random, const Kind& kind, int64_t n, int64_t k) {
+    return kind.bits > 0 ? MatrixData::exl3(random, n, k, kind.bits, kind.codebook)
+                         : MatrixData::native(random, n, k, kind.dtype);
+}
+
+std::vector<float> run(Backend& backend, const Matrix& matrix, std::span<const float> x,
+                       int64_t gap = 3) {
+    const int64_t m = std::ssize(x) / matrix.k;
+    OnDevice<float> in(backend, m, matrix.k, x, gap);
+    OnDevice<float> out(backend, m, matrix.n, gap);
+    backend.linear(out.view(), in.view(), matrix);
+    return out.result();
+}
+
+class CudaProducts : public testing::Test {
+  protected:
+    std::unique_ptr<Backend> cpu_ = make_backend("cpu");
+    std::unique_ptr<Backend> gpu_ = make_backend("cuda");
+    Random random_{42};
+};
+
+TEST_F(CudaProducts, MatchTheCpu) {
+    for (const Kind& kind : kinds()) {
+        for (const Shape& shape : kShapes) {
+            MatrixData data = make(random_, kind, shape.n, shape.k);
+            if (shape.n % 2 == 0) data.add_bias(random_);
+            if (shape.n % 4 == 0) data.cut_segments(shape.n % 8 == 0 ? 4 : 2);
+            Uploads uploads(*gpu_);
+            const Matrix matrix = uploads.matrix(data.matrix());
+            for (const int64_t m : {1, 5, 17, 70}) {
+                const std::vector<float> x = random_.normals(m * shape.k);
+                EXPECT_TRUE(near_enough(run(*gpu_, matrix, x), run(*cpu_, data.matrix(), x),
+                                        kind.allowed(shape.k)))
+                    << kind.text() << " n " << shape.n << " k " << shape.k << " m " << m;
+            }
+        }
+    }
+}
+
+TEST_F(CudaProducts, OneArithmeticPerRow) {
+    constexpr int64_t kPool = 160;
+    for (const Kind& kind : kinds()) {
+        // Wide enough that few and many rows are cut differently.
+        for (const Shape& shape : {Shape{192, 448}, Shape{1152, 2176}}) {
+            if (shape.n > 1000 && kind.bits > 0 && kind.bits % 2 == 1) continue;
+            MatrixData data = make(random_, kind, shape.n, shape.k);
+            data.add_bias(random_);
+            data.cut_segments(4);
+            Uploads uploads(*gpu_);
+            const Matrix matrix = uploads.matrix(data.matrix());
+            const std::vector<float> pool = random_.normals(kPool * shape.k);
+            SCOPED_TRACE(kind.text());
+            const std::vector<float> whole = run(*gpu_, matrix, pool, 0);
+            for (const int64_t m : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 145}) {
+                std::vector<int64_t> rows = random_.permutation(kPool);
+                rows.resize(static_cast<size_t>(m));
+                const auto part = run(*gpu_, matrix, gather_rows<float>(pool, shape.k, rows), 4);
+                EXPECT_TRUE(same(part, gather_rows<float>(whole, shape.n, rows))) << "m " << m;
+            }
+        }
+    }
+}
+
+TEST_F(CudaProducts, SlicesOfTheOutputsHaveTheBitsOfTheWhole) {
+    for (const Kind& kind : kinds()) {
+        const Shape shape{500, 1408};
+        MatrixData data = make(random_, kind, shape.n, shape.k);
+        data.add_bias(random_);
+        for (const int64_t m : {3, 40}) {
+            const std::vector<float> x = random_.normals(m * shape.k);
+            Uploads uploads(*gpu_);
+            const auto whole = run(*gpu_, uploads.matrix(data.matrix()), x);
+            for (const auto& [first, count] :
+                 {std::pair<int64_t, int64_t>{0, 128}, {128, 256}, {384, 116}}) {
+                const MatrixData part = data.outputs(first, count);
+                const auto found = run(*gpu_, uploads.matrix(part.matrix()), x);
+                std::vector<float> expected;
+                for (int64_t r = 0; r < m; ++r) {
+                    const auto from = whole.begin() + r * shape.n + first;
+                    expected.insert(expected.end(), from, from + count);
+                }
+                EXPECT_TRUE(same(found, expected)) << kind.text() << " from " << first;
+            }
+        }
+    }
+}
+
+TEST_F(CudaProducts, RanksGiveTheBitsOfTheWhole) {
+    for (const Kind& kind : kinds()) {
+        const int64_t k = 1664;  // 13 blocks: segments of 4, 3, 3, 3
+        MatrixData data = make(random_, kind, 256, k);
+        data.cut_segments(4);
+        const Matrix whole = data.matrix();
+        for (const int64_t m : {2, 24, 80}) {
+            const std::vector<float> x = random_.normals(m * k);
+            Uploads uploads(*gpu_);
+            const auto expected = run(*gpu_, uploads.matrix(whole), x);
+            for (const int32_t ranks : {2, 4}) {
+                std::vector<float> parts;
+                for (int32_t rank = 0; rank < ranks; ++rank) {
+                    const auto at = static_cast<size_t>(rank * 4 / ranks);
+                    const int64_t first = whole.segment[at];
+                    const int64_t width =
+                        whole.segment[at + static_cast<size_t>(4 / ranks)] - first;
+                    MatrixData part = data.inputs(first, width);
+                    part.cut_segments(4 / ranks);
+                    std::vector<float> slice;
+                    for (int64_t r = 0; r < m; ++r) {
+                        const auto from = x.begin() + r * k + first;
+                        slice.insert(slice.end(), from, from + width);
+                    }
+                    const auto sums = run(*gpu_, uploads.matrix(part.matrix()), slice);
+                    parts.insert(parts.end(), sums.begin(), sums.end());
+                }
+                OnDevice<float> total(*gpu_, m, 256);
+                gpu_->tree_sum(total.view(), uploads.array(parts), ranks, m * 256);
+                EXPECT_TRUE(same(total.result(), expected)) << kind.text() << " ranks " << ranks;
+            }
+        }
+    }
+}
+
+TEST_F(CudaProducts, RepeatedRunsHaveTheSameBits) {
+    for (const Kind& kind :
+         {Kind{4, Codebook::mcg, Dtype::f32}, Kind{6, Codebook::mul1, Dtype::f32},
+          Kind{0, Codebook::mcg, Dtype::bf16}}) {
+        const MatrixData data = make(random_, kind, 1024, 4096);
+        Uploads uploads(*gpu_);
+        const Matrix matrix = uploads.matrix(data.matrix());
+        for (const int64_t m : {1, 8, 20, 64}) {
+            const std::vector<float> x = random_.normals(m * 4096);
+            const auto first = run(*gpu_, matrix, x);
+            for (int i = 0; i < 5; ++i) EXPECT_TRUE(same(run(*gpu_, matrix, x), first));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace quadrille::test

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# On a machine with a GPU: configures, builds, runs the GPU tests, the memory and race checkers on
+# them, and the benches. Ends with a summary and the rows for docs/results.tsv. --minutes N stops
+# starting new work when N minutes are over (default 20). --build DIR: an existing build folder.
+# 77 (SKIP) without a GPU. Logs lie in the build folder under gpu-check/.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. tools/environment.sh
+
+minutes=20
+build=build-gpu
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --minutes) minutes=${2?}; shift 2 ;;
+        --build) build=${2?}; shift 2 ;;
+        *) echo "usage: tools/gpu-check.sh [--minutes N] [--build DIR]" >&2; exit 2 ;;
+    esac
+done
+
+command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1) ||
+    { echo "gpu-check: no GPU" >&2; exit 77; }
+[ -n "$gpu" ] || { echo "gpu-check: no GPU" >&2; exit 77; }
+# 9.0 -> 90a, 12.1 -> 121a: the instructions of that chip; older ones have none of their own.
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+if [ "$capability" -ge 90 ]; then arch=${capability}a; else arch=$capability; fi
+
+start=$SECONDS
+left() { echo $((minutes * 60 - (SECONDS - start))); }
+summary=()
+failed=0
+logs=
+# step NAME LIMIT COMMAND...: runs with a time limit, output to a log.
+step() {
+    local name=$1 limit=$2 began=$SECONDS result
+    shift 2
+    if [ "$(left)" -lt 15 ]; then summary+=("SKIP  $name (time)"); return 0; fi
+    [ "$limit" -lt "$(left)" ] || limit=$(left)
+    if timeout "$limit" "$@" >"$logs/$name.log" 2>&1; then
+        result=ok
+    else
+        case $? in
+            77) result=SKIP ;;
+            124) result="SKIP (stopped after $limit s)" ;;
+            *) result=FAIL; failed=1; tail -n 15 "$logs/$name.log" ;;
+        esac
+    fi
+    summary+=("$result  $name ($((SECONDS - began)) s)")
+    [ "$result" = ok ]
+}
+
+if [ ! -f "$build/build.ninja" ]; then
+    meson setup "$build" -Dcuda=enabled -Dgpu_arch="$arch" -Dwerror=false >/dev/null || exit 1
+fi
+logs=$build/gpu-check
+mkdir -p "$logs"
+tests=(rows products moe sequence draft)
+targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test)
+for t in "${tests[@]}"; do targets+=("tests/kernels/kernels_cuda_${t}_test"); done
+step build 600 ninja -C "$build" "${targets[@]}" || { printf '%s\n' "${summary[@]}"; exit 1; }
+
+step test-plan 60 "$build/tests/kernels/kernels_exl3_plan_test"
+for t in "${tests[@]}"; do step "test-$t" 240 "$build/tests/kernels/kernels_cuda_${t}_test"; done
+step bench 240 "$build/tests/bench/cuda_bench"
+if command -v compute-sanitizer >/dev/null; then
+    for t in rows sequence draft moe products; do
+        for tool in memcheck racecheck; do
+            step "$tool-$t" 240 env QUADRILLE_TEST_SMALL=1 compute-sanitizer --tool "$tool" \
+                --error-exitcode 1 "$build/tests/kernels/kernels_cuda_${t}_test"
+        done
+    done
+else
+    summary+=("SKIP  compute-sanitizer (not installed)")
+fi
+
+echo "--- rows for docs/results.tsv: date commit hardware bench shape value unit floor"
+commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+if [ -f "$logs/bench.log" ]; then
+    awk -v date="$(date -u +%F)" -v commit="$commit" -v gpu="$gpu" \
+        'BEGIN { FS = OFS = "\t" } NF == 5 { print date, commit, gpu, $0 }' "$logs/bench.log"
+fi
+echo "--- $gpu, sm_$arch, $commit"
+printf '%s\n' "${summary[@]}"
+exit $failed
