@@ -101,7 +101,8 @@ GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
         if (options.prompts.size() + (options.prompt_texts.empty() ? 0 : 1) != 1) {
             throw Error(ErrorKind::usage, "--prompts: expected one file, found several");
         }
-        backend_ = make_backend(options.backend == "auto" ? "cpu" : options.backend);
+        backend_ = make_backend(options.backend == "auto" ? "cpu" : options.backend,
+                                session.local_rank() % std::max(gpu_count(), 1));
     });
     agree(comm_, "checkpoint", [&] { read_checkpoint(); });
     agree(comm_, "files", [&] {

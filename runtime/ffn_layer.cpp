@@ -34,17 +34,17 @@ FfnLayer::FfnLayer(Backend& backend, WeightLoader& loader, const std::string& pr
     router_ = loader.matrix(prefix + "gate", config.num_experts, hidden);
     router_bias_ = loader.vector(prefix + "gate.e_score_correction_bias", config.num_experts);
     routed_scale_ = static_cast<float>(config.routed_scaling_factor);
-    std::vector<Mlp> experts;
     for (int64_t e = 0; e < config.num_experts; ++e) {
-        experts.push_back(load_mlp(loader, fmt::format("{}experts.{}.", prefix, e), hidden,
-                                   config.moe_intermediate_size, plan.expert));
-        const Mlp& expert = experts.back();
+        experts_.push_back(load_mlp(loader, fmt::format("{}experts.{}.", prefix, e), hidden,
+                                    config.moe_intermediate_size, plan.expert));
+        const Mlp& expert = experts_.back();
         moe_.max_width = std::max({moe_.max_width, expert.gate.n, expert.gate.n_padded});
     }
     moe_.shared = load_mlp(loader, prefix + "shared_experts.", hidden,
                            config.moe_intermediate_size * config.num_shared_experts, plan.shared);
     moe_.max_width = std::max({moe_.max_width, moe_.shared.gate.n, moe_.shared.gate.n_padded});
-    moe_.experts = loader.table(experts);
+    moe_.experts = loader.table(experts_);
+    moe_.host_experts = experts_.data();
     moe_.count = static_cast<int32_t>(config.num_experts);
     moe_.limit = limit_;
 }

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -39,6 +40,7 @@ class FfnLayer {
     Matrix router_;
     const float* router_bias_ = nullptr;
     float routed_scale_ = 1.0f;
+    std::vector<Mlp> experts_;  // the table in host memory
     MoeWeights moe_;
 };
 
