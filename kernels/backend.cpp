@@ -2,6 +2,7 @@
 #include "kernels/backend.h"
 
 #include "kernels/check.h"
+#include "kernels/check/check_backend.h"
 #include "kernels/cpu/cpu_backend.h"
 #ifdef QUADRILLE_CUDA
 #include "kernels/cuda/cuda_backend.h"
@@ -28,7 +29,12 @@ std::unique_ptr<Backend> make_backend(const std::string& name, int32_t device) {
                                 device));
 #endif
     }
-    throw Error(ErrorKind::usage, fmt::format("backend '{}': expected cpu or cuda", name));
+    if (name == "check") {
+        const bool gpu = gpu_count() > 0;
+        return std::make_unique<check::CheckBackend>(make_backend(gpu ? "cuda" : "cpu", device),
+                                                     make_backend(gpu ? "cpu" : "cpu-plain"));
+    }
+    throw Error(ErrorKind::usage, fmt::format("backend '{}': expected cpu, cuda or check", name));
 }
 
 int32_t gpu_count() {
@@ -36,6 +42,14 @@ int32_t gpu_count() {
     return cuda::device_count();
 #else
     return 0;
+#endif
+}
+
+bool has_cuda() {
+#ifdef QUADRILLE_CUDA
+    return true;
+#else
+    return false;
 #endif
 }
 

@@ -124,6 +124,8 @@ class Backend {
 
     virtual std::string name() const = 0;
     virtual std::string device() const = 0;  // for provenance: processor or GPU name
+    // Whether its memory is the host's, so that anyone may read and write it.
+    virtual bool on_host() const { return false; }
 
     // ---- memory and ordering ------------------------------------------------------------------
     // 64-byte aligned, zero-filled. nullptr for 0 bytes. Throws Error{device} when there is none.
@@ -297,11 +299,15 @@ class Backend {
                            const int32_t* anchor, const SampleRow* draws) = 0;
 };
 
-// "cpu", "cuda" or "check"; "cpu-plain", "cpu-avx2" and "cpu-avx512" force the CPU's path (all give
+// "cpu", "cuda" or "check" (kernels/check: the GPU judged by the CPU; without one, the CPU's best
+// path by its plain one); "cpu-plain", "cpu-avx2" and "cpu-avx512" force the CPU's path (all give
 // the same bits). Throws Error{usage} for other names and Error{device} for one this
 // build or machine cannot provide. device: which of the visible GPUs.
 std::unique_ptr<Backend> make_backend(const std::string& name, int32_t device = 0);
-// Visible GPUs that this build can use; 0 without a driver or without CUDA in the build.
+
+// Usable GPUs; 0 without a driver or in a build without CUDA.
 int32_t gpu_count();
+// Whether this build has the CUDA backend.
+bool has_cuda();
 
 }  // namespace quadrille

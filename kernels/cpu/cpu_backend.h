@@ -21,6 +21,7 @@ class CpuBackend final : public Backend {
 
     std::string name() const override { return "cpu"; }
     std::string device() const override;
+    bool on_host() const override { return true; }
 
     void* allocate(int64_t bytes) override;
     void release(void* pointer) noexcept override;

@@ -10,8 +10,6 @@
 #include "tests/support/row_layout.h"
 #include "tests/support/tolerance.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -103,47 +101,18 @@ class Uploads {
     std::deque<Buffer> buffers_;
 };
 
-// Relative root mean square within `allowed`, no element off by more than kGpuWorstElement of it,
-// NaN and infinity only where they are expected.
+// As the check backend compares (kernels/check/tolerance.h).
 inline testing::AssertionResult near_enough(std::span<const float> found,
                                             std::span<const float> expected, double allowed) {
     if (found.size() != expected.size()) {
         return testing::AssertionFailure()
                << found.size() << " elements, expected " << expected.size();
     }
-    double squares = 0;
-    double errors = 0;
-    double worst = 0;
-    size_t at = 0;
-    for (size_t i = 0; i < found.size(); ++i) {
-        const auto x = static_cast<double>(found[i]);
-        const auto y = static_cast<double>(expected[i]);
-        if (same_bits(found[i], expected[i])) {
-            squares += std::isfinite(y) ? y * y : 0;
-            continue;
-        }
-        if (std::isnan(x) && std::isnan(y)) continue;
-        if (!std::isfinite(x) || !std::isfinite(y)) {
-            return testing::AssertionFailure()
-                   << "element " << i << ": " << x << ", expected " << y;
-        }
-        squares += y * y;
-        errors += (x - y) * (x - y);
-        if (std::abs(x - y) > worst) {
-            worst = std::abs(x - y);
-            at = i;
-        }
-    }
-    const double count = static_cast<double>(std::max<size_t>(found.size(), 1));
-    allowed *= 1 + 4 / std::sqrt(count);  // the mean of a few is no mean
-    const double rms = std::sqrt(squares / count);
-    const double error = std::sqrt(errors / count);
-    if (error <= allowed * rms && worst <= kGpuWorstElement * allowed * rms) {
-        return testing::AssertionSuccess();
-    }
-    return testing::AssertionFailure()
-           << "relative rms " << error / rms << " of " << allowed << " allowed; worst element "
-           << at << ": " << found[at] << ", expected " << expected[at] << " (rms " << rms << ")";
+    const auto difference = check::compare(found, expected, allowed);
+    if (!difference) return testing::AssertionSuccess();
+    const auto at = static_cast<size_t>(difference->element);
+    return testing::AssertionFailure() << "element " << at << ": " << found[at] << ", expected "
+                                       << expected[at] << "; allowed " << difference->allowance;
 }
 
 }  // namespace quadrille::test

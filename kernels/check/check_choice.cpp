@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// CheckBackend's ops that choose among tokens, and those of the drafter. Choices are exact: they
+// start from the same logits.
+#include "kernels/check/check_backend.h"
+#include "kernels/check/op_call.h"
+#include "kernels/check/tolerance.h"
+
+namespace quadrille::check {
+
+// ---- vocabulary ---------------------------------------------------------------------------------
+
+void CheckBackend::argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id,
+                          int32_t valid) {
+    call("argmax")
+        .out("value", View<float>(value, 1, logits.rows))
+        .out("id", View<int32_t>(id, 1, logits.rows))
+        .run([&](Backend& b, auto&& at) {
+            b.argmax(at(value, logits.rows), at(id, logits.rows), at(logits), first_id, valid);
+        });
+}
+void CheckBackend::top_k(View<float> values, View<int32_t> ids, View<const float> logits,
+                         int32_t first_id, int32_t valid) {
+    call("top_k").out("values", values).out("ids", ids).run([&](Backend& b, auto&& at) {
+        b.top_k(at(values), at(ids), at(logits), first_id, valid);
+    });
+}
+void CheckBackend::merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
+                               const int32_t* part_ids, int32_t count, int64_t part_stride) {
+    const int64_t read = (count - 1) * part_stride + values.rows * values.cols;
+    call("merge_top_k").out("values", values).out("ids", ids).run([&](Backend& b, auto&& at) {
+        b.merge_top_k(at(values), at(ids), at(part_values, read), at(part_ids, read), count,
+                      part_stride);
+    });
+}
+
+void CheckBackend::mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
+                             int32_t count) {
+    call("mark_seen").update("seen", seen).run([&](Backend& b, auto&& at) {
+        b.mark_seen(at(seen), at(slots, count), at(tokens, count), count);
+    });
+}
+void CheckBackend::sample(double* score, int32_t* id, float* logit, View<const float> logits,
+                          const SampleRow* rows, int32_t count, View<const int32_t> excluded,
+                          int32_t first_id, int32_t valid) {
+    call("sample")
+        .out("score", View<double>(score, 1, count))
+        .out("id", View<int32_t>(id, 1, count))
+        .out("logit", View<float>(logit, 1, count))
+        .run([&](Backend& b, auto&& at) {
+            b.sample(at(score, count), at(id, count), at(logit, count), at(logits), at(rows, count),
+                     count, at(excluded), first_id, valid);
+        });
+}
+void CheckBackend::sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
+                                     View<const float> logits, const SampleRow* rows, int32_t count,
+                                     int32_t first_id, int32_t valid) {
+    call("sample_candidates")
+        .out("values", values)
+        .out("raw", raw)
+        .out("ids", ids)
+        .run([&](Backend& b, auto&& at) {
+            b.sample_candidates(at(values), at(raw), at(ids), at(logits), at(rows, count), count,
+                                first_id, valid);
+        });
+}
+void CheckBackend::sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows,
+                              int32_t count, int32_t first_id, int32_t valid) {
+    call("sample_sum").out("sums", View<ExpSum>(sums, 1, count)).run([&](Backend& b, auto&& at) {
+        b.sample_sum(at(sums, count), at(logits), at(rows, count), count, first_id, valid);
+    });
+}
+void CheckBackend::sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
+                             View<const float> logits, const SampleRow* rows, int32_t count,
+                             int32_t first_id, int32_t valid) {
+    call("sample_at").out("values", values).out("raw", raw).run([&](Backend& b, auto&& at) {
+        b.sample_at(at(values), at(raw), at(ids), at(logits), at(rows, count), count, first_id,
+                    valid);
+    });
+}
+
+// ---- drafter ------------------------------------------------------------------------------------
+
+void CheckBackend::draft_append(const DraftCache& cache, View<const float> key,
+                                View<const float> value, const float* k_norm, const uint8_t* write,
+                                const DraftAttentionParams& params, const Rows& rows) {
+    call("draft_append")
+        .update("keys", cache.keys, kGpuRecurrentRelativeRms)
+        .update("values", cache.values)
+        .run([&](Backend& b, auto&& at) {
+            b.draft_append(at(cache), at(key), at(value), at(k_norm, params.head_dim),
+                           at(write, rows.m), params, at(rows));
+        });
+}
+void CheckBackend::draft_attention(View<float> out, View<const float> query, View<const float> key,
+                                   View<const float> value, const float* q_norm,
+                                   const float* k_norm, const DraftCache& cache,
+                                   const DraftAttentionParams& params, const Rows& rows) {
+    call("draft_attention")
+        .out("out", out, kGpuRecurrentRelativeRms)
+        .run([&](Backend& b, auto&& at) {
+            b.draft_attention(at(out), at(query), at(key), at(value), at(q_norm, params.head_dim),
+                              at(k_norm, params.head_dim), at(cache), params, at(rows));
+        });
+}
+void CheckBackend::draft_conv(View<float> out, View<const float> in, View<const float> dynamic,
+                              const float* base, int32_t taps, int32_t group, int32_t block) {
+    call("draft_conv").out("out", out, kGpuSequenceRelativeRms).run([&](Backend& b, auto&& at) {
+        b.draft_conv(at(out), at(in), at(dynamic), at(base, taps * in.cols), taps, group, block);
+    });
+}
+void CheckBackend::walk_path(View<int32_t> path, View<float> scores, View<const float> values,
+                             View<const int32_t> ids, View<const float> projected,
+                             const Matrix& predecessor, const Matrix& successor,
+                             const int32_t* anchor, const SampleRow* draws) {
+    call("walk_path")
+        .out("path", path)
+        .out("scores", scores, kGpuSequenceRelativeRms)
+        .run([&](Backend& b, auto&& at) {
+            b.walk_path(at(path), at(scores), at(values), at(ids), at(projected), at(predecessor),
+                        at(successor), at(anchor, path.rows), at(draws, path.rows));
+        });
+}
+
+}  // namespace quadrille::check
