@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicator: the ranks that hold one copy of the model. Everything is in rank order and exact:
-// no collective rounds. SelfComm (one rank), MpiComm (host memory), NcclComm (device memory).
+// no collective rounds. SelfComm (one rank) and MpiComm work on host memory, NcclComm on a GPU's; a
+// staged one makes a communicator of host memory serve any backend.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include <vector>
 
 namespace quadrille {
+
+class Backend;
 
 class Communicator {
   public:
@@ -32,5 +35,9 @@ class Communicator {
 };
 
 std::unique_ptr<Communicator> make_self_comm();
+
+// The ranks of `host`, whose collectives work on host memory, over the memory of `backend`. Both
+// outlive it.
+std::unique_ptr<Communicator> make_staged_comm(Communicator& host, Backend& backend);
 
 }  // namespace quadrille

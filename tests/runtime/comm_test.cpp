@@ -2,6 +2,7 @@
 // Collectives on exactly predictable data: every byte received tells who sent it and for whom.
 #include "runtime/comm.h"
 
+#include "kernels/backend.h"
 #include "kernels/check.h"
 #include "tests/runtime/mpi_main.h"
 
@@ -35,6 +36,9 @@ class Collectives : public testing::TestWithParam<std::string> {
     void SetUp() override {
         if (GetParam() == "self") {
             comm_ = make_self_comm();
+        } else if (GetParam() == "staged") {  // messages in pieces, memory behind a backend
+            host_comm_ = make_mpi_comm(test::session().duplicate(), kPiece);
+            comm_ = make_staged_comm(*host_comm_, *backend_);
         } else {
             comm_ = make_mpi_comm(test::session().duplicate(),
                                   GetParam() == "mpi" ? int64_t{1} << 30 : kPiece);
@@ -55,6 +59,8 @@ class Collectives : public testing::TestWithParam<std::string> {
         ASSERT_EQ(out.back(), kSentinel);
     }
 
+    std::unique_ptr<Backend> backend_ = make_backend("cpu");
+    std::unique_ptr<Communicator> host_comm_;
     std::unique_ptr<Communicator> comm_;
 };
 
@@ -125,7 +131,8 @@ TEST_P(Collectives, MisuseIsAnErrorBeforeAnythingIsSent) {
     EXPECT_THROW(comm_->broadcast_host(data.data(), 1, -1), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Comm, Collectives, testing::Values("self", "mpi", "mpi_in_pieces"),
+INSTANTIATE_TEST_SUITE_P(Comm, Collectives,
+                         testing::Values("self", "mpi", "mpi_in_pieces", "staged"),
                          [](const auto& instance) { return instance.param; });
 
 TEST(MpiSession, KnowsItsPlace) {
