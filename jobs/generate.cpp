@@ -50,9 +50,11 @@ class GenerateJob {
 
   private:
     bool leads() const { return session_.rank() == 0; }
+    void choose_backend();
     void read_checkpoint();
     void open_files();
     void load_model();
+    Communicator& model_comm() { return staged_comm_ ? *staged_comm_ : comm_; }
     ModelLimits limits() const;
     void show_plan() const;
 
@@ -71,6 +73,7 @@ class GenerateJob {
     int32_t k_ = 0;
     RunShape shape_;
     std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Communicator> staged_comm_;  // where MPI cannot reach the backend's memory
     ModelConfig config_;
     std::optional<Checkpoint> checkpoint_;
     std::optional<DraftConfig> draft_config_;  // absent: no drafter
@@ -101,9 +104,8 @@ GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
         if (options.prompts.size() + (options.prompt_texts.empty() ? 0 : 1) != 1) {
             throw Error(ErrorKind::usage, "--prompts: expected one file, found several");
         }
-        backend_ = make_backend(options.backend == "auto" ? "cpu" : options.backend,
-                                session.local_rank() % std::max(gpu_count(), 1));
     });
+    choose_backend();
     agree(comm_, "checkpoint", [&] { read_checkpoint(); });
     agree(comm_, "files", [&] {
         if (leads()) open_files();
@@ -111,6 +113,20 @@ GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
     comm_.broadcast_host(&shape_, sizeof shape_, 0);
     if (options.dry_run) return;
     agree(comm_, "weights", [&] { load_model(); });
+}
+
+// Several ranks of a host share its GPUs in turn. One rank without a GPU takes all to the CPU:
+// backends agree within tolerances, ranks must agree in every bit.
+void GenerateJob::choose_backend() {
+    std::string name = options_.backend;
+    if (name == "auto") {
+        const bool on_gpu = comm_.max_host(gpu_count() > 0 ? 0 : 1) == 0;
+        if (!on_gpu && has_cuda()) log_.notice("no GPU: running on the CPU");
+        name = on_gpu ? "cuda" : "cpu";
+    }
+    agree(comm_, "backend",
+          [&] { backend_ = make_backend(name, session_.local_rank() % std::max(gpu_count(), 1)); });
+    if (!backend_->on_host()) staged_comm_ = make_staged_comm(comm_, *backend_);
 }
 
 void GenerateJob::read_checkpoint() {
@@ -182,10 +198,11 @@ ModelLimits GenerateJob::limits() const {
 }
 
 void GenerateJob::load_model() {
-    model_.emplace(*backend_, comm_, position_, config_, *checkpoint_, limits(),
+    model_.emplace(*backend_, model_comm(), position_, config_, *checkpoint_, limits(),
                    draft_config_ ? draft_config_->target_layer_ids : std::vector<int64_t>{});
     if (draft_config_) {
-        drafter_.emplace(*backend_, comm_, position_, *draft_config_, *draft_checkpoint_, *model_,
+        drafter_.emplace(*backend_, model_comm(), position_, *draft_config_, *draft_checkpoint_,
+                         *model_,
                          DraftOptions{.placement = options_.draft_placement,
                                       .known_tokens = shape_.known_tokens});
     }
@@ -251,7 +268,7 @@ int GenerateJob::run() {
         if (leads()) show_plan();
         return 0;
     }
-    Engine engine(*backend_, comm_, position_, *model_, drafter_ ? &*drafter_ : nullptr,
+    Engine engine(*backend_, model_comm(), position_, *model_, drafter_ ? &*drafter_ : nullptr,
                   {.max_batched_tokens = static_cast<int32_t>(model_->limits().max_rows /
                                                               kPrefillGrid * kPrefillGrid),
                    .k = k_,

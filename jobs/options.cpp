@@ -78,7 +78,8 @@ CLI::Validator one_of(std::vector<std::string> names) {
     return CLI::Validator(
         [names = std::move(names)](const std::string& text) -> std::string {
             if (std::ranges::find(names, text) != names.end()) return {};
-            return fmt::format("expected {}, found '{}'", fmt::join(names, " or "), text);
+            return fmt::format("expected {} or {}, found '{}'",
+                               fmt::join(names.begin(), names.end() - 1, ", "), names.back(), text);
         },
         "");
 }
@@ -154,8 +155,8 @@ void add_generate(CLI::App& app, GenerateOptions& options) {
         ->group(running);
     number("--tp", options.tp, 1, kAny, "ranks that share one model: 1, 2 or 4 [all]")
         ->group(running);
-    app.add_option("--backend", options.backend, "auto or cpu [auto]")
-        ->check(one_of({"auto", "cpu"}))
+    app.add_option("--backend", options.backend, "auto, cpu, cuda or check [auto]")
+        ->check(one_of({"auto", "cpu", "cuda", "check"}))
         ->option_text("NAME")
         ->group(running);
     app.add_option("--comm", options.comm, "auto or mpi [auto]")

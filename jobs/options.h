@@ -37,7 +37,7 @@ struct GenerateOptions {
     int64_t max_seqs = 16;
     int64_t max_batched_tokens = 7168;  // a multiple of 64
     int64_t tp = 0;                     // ranks that share one copy of the model; 0: all
-    std::string backend = "auto";       // auto, cpu
+    std::string backend = "auto";       // auto, cpu, cuda, check
     std::string comm = "auto";          // auto, mpi
     DraftPlacement draft_placement = DraftPlacement::sharded;
     bool eager = false;  // no CUDA graphs
