@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# On a machine with a GPU: configures, builds, runs the GPU tests, the memory and race checkers on
-# them, and the benches. Ends with a summary and the rows for docs/results.tsv. --minutes N stops
-# starting new work when N minutes are over (default 20). --build DIR: an existing build folder.
-# 77 (SKIP) without a GPU. Logs lie in the build folder under gpu-check/.
+# On a machine with a GPU: configures, builds, runs the GPU tests, the goldens, the whole program, the
+# benches, and the memory and race checkers. Ends with a summary and the rows for docs/results.tsv.
+# --minutes N stops starting new work when N minutes are over (default 20). --build DIR: an existing
+# build folder. 77 (SKIP) without a GPU. Logs lie in the build folder under gpu-check/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
@@ -55,14 +55,48 @@ fi
 logs=$build/gpu-check
 mkdir -p "$logs"
 tests=(rows products moe sequence draft)
-targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test)
+targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
+    tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results)
 for t in "${tests[@]}"; do targets+=("tests/kernels/kernels_cuda_${t}_test"); done
 step build 600 ninja -C "$build" "${targets[@]}" || { printf '%s\n' "${summary[@]}"; exit 1; }
 
 step test-plan 60 "$build/tests/kernels/kernels_exl3_plan_test"
 for t in "${tests[@]}"; do step "test-$t" 240 "$build/tests/kernels/kernels_cuda_${t}_test"; done
+
+# Goldens: QUADRILLE_TEST_MODELS may name a folder with the packs that are not part of the project.
+golden=$build/tests/runtime/runtime_gpu_golden_test
+step golden 300 "$golden" && grep -E ' on cuda: ' "$logs/golden.log"
+step golden-check 300 env QUADRILLE_TEST_BACKEND=check "$golden" \
+    --gtest_filter='Bundled*TeacherForced*:Bundled*DraftPaths*'
+
+# The whole program: a file from the CPU, one from the GPU, one from ranks that share it.
+files=$logs/files
+rm -rf "$files" && mkdir -p "$files"
+generate() {  # generate RANKS BACKEND NAME [FLAG...]
+    local ranks=$1 backend=$2 name=$3 launch=()
+    shift 3
+    if [ "$ranks" -gt 1 ]; then launch=(mpirun -n "$ranks"); fi
+    "${launch[@]}" "$build/jobs/quadrille" generate --target tests/data/models/demo-full-4bpw \
+        --draft tests/data/models/demo-dflash2 --prompts "$files/prompts.h5" --max-new-tokens 64 \
+        --backend "$backend" --out "$files/$name.h5" "$@"
+}
+compare() { "$build/tests/support/golden_files" compare full-4bpw "$@"; }
+step files-prompts 60 "$build/tests/support/golden_files" prompts "$files/prompts.h5"
+export -f generate compare
+export build files
+step files-cpu 240 bash -c 'generate 1 cpu cpu --k 7 && compare "$files/cpu.h5"'
+step files-cuda 120 bash -c 'generate 1 cuda cuda --k 7 && compare "$files/cuda.h5"'
+for ranks in 2 4; do
+    step "files-cuda-$ranks" 120 bash -c "generate $ranks cuda cuda-$ranks --k 7 --comm mpi &&
+        $build/tests/support/same_results $files/cuda.h5 $files/cuda-$ranks.h5"
+done
+
 step bench 240 "$build/tests/bench/cuda_bench"
 if command -v compute-sanitizer >/dev/null; then
+    step memcheck-generate 240 compute-sanitizer --tool memcheck --error-exitcode 1 \
+        --target-processes all "$build/jobs/quadrille" generate --backend cuda --limit 2 --k 4 \
+        --target tests/data/models/demo-full-4bpw --draft tests/data/models/demo-dflash2 \
+        --prompts "$files/prompts.h5" --max-new-tokens 6 --out "$files/memcheck.h5"
     for t in rows sequence draft moe products; do
         for tool in memcheck racecheck; do
             step "$tool-$t" 240 env QUADRILLE_TEST_SMALL=1 compute-sanitizer --tool "$tool" \

@@ -21,25 +21,26 @@ std::optional<std::filesystem::path> find_model(const std::string& name) {
 ModelCase::ModelCase(const std::filesystem::path& folder, Communicator& comm,
                      const ModelLimits& limits, std::vector<int64_t> taps,
                      const std::string& backend)
-    : comm_(comm),
-      backend_(make_backend(backend)),
+    : backend_(make_backend(backend, comm.rank() % std::max(gpu_count(), 1))),
+      staged_(backend_->on_host() ? nullptr : make_staged_comm(comm, *backend_)),
+      comm_(staged_ ? staged_.get() : &comm),
       config_(read_model_config(folder)),
       checkpoint_(folder),
-      model_(std::make_unique<TargetModel>(*backend_, comm, position_, config_, checkpoint_, limits,
-                                           std::move(taps))) {}
+      model_(std::make_unique<TargetModel>(*backend_, *comm_, position_, config_, checkpoint_,
+                                           limits, std::move(taps))) {}
 
 std::vector<float> ModelCase::join_logits(View<const float> part) {
     const int64_t rows = part.rows;
-    const int64_t widest = block_share(config_.vocab_size, comm_.size(), 0).size();
+    const int64_t widest = block_share(config_.vocab_size, comm_->size(), 0).size();
     std::vector<float> mine(static_cast<size_t>(rows * widest));
     for (int64_t row = 0; row < rows; ++row) {
         backend_->download(mine.data() + row * widest, part.row(row), part.cols * 4);
     }
-    std::vector<float> all(mine.size() * static_cast<size_t>(comm_.size()));
-    comm_.all_gather_host(all.data(), mine.data(), static_cast<int64_t>(mine.size() * 4));
+    std::vector<float> all(mine.size() * static_cast<size_t>(comm_->size()));
+    comm_->all_gather_host(all.data(), mine.data(), static_cast<int64_t>(mine.size() * 4));
     std::vector<float> whole(static_cast<size_t>(rows * config_.vocab_size));
-    for (int rank = 0; rank < comm_.size(); ++rank) {
-        const Range share = block_share(config_.vocab_size, comm_.size(), rank);
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+        const Range share = block_share(config_.vocab_size, comm_->size(), rank);
         for (int64_t row = 0; row < rows; ++row) {
             std::copy_n(all.begin() + (rank * rows + row) * widest, share.size(),
                         whole.begin() + row * config_.vocab_size + share.begin);
@@ -78,7 +79,7 @@ EngineOptions ModelCase::engine_options(int32_t k) const {
 
 std::vector<Generation> ModelCase::run(std::vector<Prompt> prompts, const EngineOptions& options,
                                        Drafter* drafter) {
-    Engine engine(*backend_, comm_, position_, *model_, drafter, options);
+    Engine engine(*backend_, *comm_, position_, *model_, drafter, options);
     for (Prompt& prompt : prompts) engine.submit(std::move(prompt));
     std::vector<Generation> results;
     const auto collect = [&] {

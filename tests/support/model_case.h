@@ -24,13 +24,14 @@ std::optional<std::filesystem::path> find_model(const std::string& name);
 
 class ModelCase {
   public:
+    // Ranks share the visible GPUs in turn.
     ModelCase(const std::filesystem::path& folder, Communicator& comm, const ModelLimits& limits,
               std::vector<int64_t> taps = {}, const std::string& backend = "cpu");
 
     Backend& backend() { return *backend_; }
     TargetModel& model() { return *model_; }
     const ModelConfig& config() const { return config_; }
-    Communicator& comm() { return comm_; }
+    Communicator& comm() { return *comm_; }
 
     // One pass; rows of `logits` (count, vocab) of all ranks joined.
     std::vector<float> forward(StepBatch& batch);
@@ -44,9 +45,10 @@ class ModelCase {
                                 Drafter* drafter = nullptr);
 
   private:
-    Communicator& comm_;
     Position position_;
     std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Communicator> staged_;  // where `comm` cannot reach the backend's memory
+    Communicator* comm_;
     ModelConfig config_;
     Checkpoint checkpoint_;
     std::unique_ptr<TargetModel> model_;
