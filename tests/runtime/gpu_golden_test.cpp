@@ -6,6 +6,7 @@
 #include "tests/runtime/mpi_main.h"
 #include "tests/support/draft_case.h"
 #include "tests/support/golden.h"
+#include "tests/support/margins.h"
 #include "tests/support/tolerance.h"
 
 #include <fmt/format.h>
@@ -14,6 +15,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <memory>
 #include <random>
 
 namespace quadrille::test {
@@ -36,12 +39,15 @@ class GpuGolden : public testing::TestWithParam<std::string> {
         greedy_ = golden_.read_ragged<int32_t>("/" + GetParam() + "/greedy");
         gap_ = golden_.read_ragged<float>("/" + GetParam() + "/greedy_gap");
     }
-    ModelCase target(int32_t slots) const {
+    static std::unique_ptr<Backend> backend() {
+        return make_backend_of(test_backend(), session().world());
+    }
+    ModelCase target(int32_t slots, std::unique_ptr<Backend> own = backend()) const {
         return {*folder_,
                 session().world(),
                 {.slots = slots, .capacity = 1024, .max_rows = 1024, .max_block = kBlock},
                 trained_taps(),
-                test_backend()};
+                std::move(own)};
     }
     int64_t length() const { return std::ssize(greedy_.front()); }
     // Tokens of record i before the first golden gap that a tolerance may turn.
@@ -137,14 +143,23 @@ BestTwo best_two(std::span<const float> logits) {
 }
 
 TEST_P(GpuGolden, TeacherForcedTokensAndGapsAgree) {
-    ModelCase target = this->target(static_cast<int32_t>(greedy_.size()));
+    auto watched = std::make_unique<MarginBackend>(backend());
+    MarginBackend& watch = *watched;
+    ModelCase target = this->target(static_cast<int32_t>(greedy_.size()), std::move(watched));
     const auto vocabulary = static_cast<size_t>(target.config().vocab_size);
     TeacherForced teacher(target, greedy_);
     int64_t positions = 0;
     int64_t apart = 0;
     double largest = 0;
+    Margin smallest;
     std::string exceptions;
     teacher.run([&](size_t at, const std::vector<float>& logits) {
+        std::map<int32_t, Margin> margins = watch.take();
+        ASSERT_EQ(margins.size(), greedy_.size());
+        for (const auto& [slot, margin] : margins) {
+            smallest.router = std::min(smallest.router, margin.router);
+            smallest.index = std::min(smallest.index, margin.index);
+        }
         for (size_t i = 0; i < greedy_.size(); ++i) {
             const BestTwo found = best_two(std::span(logits).subspan(i * vocabulary, vocabulary));
             const auto golden = static_cast<double>(gap_[i][at]);
@@ -160,17 +175,21 @@ TEST_P(GpuGolden, TeacherForcedTokensAndGapsAgree) {
             ++positions;
             if (difference <= kGpuGapDifference) continue;
             ++apart;
-            exceptions += fmt::format("  record {} token {}: gap {:.4f}, golden {:.4f}\n", i, at,
-                                      gap, golden);
+            const Margin& margin = margins[static_cast<int32_t>(i)];
+            exceptions += fmt::format(
+                "  record {} token {}: gap {:.4f}, golden {:.4f}; smallest margin of the router "
+                "{:.1e}, of the index {:.1e}\n",
+                i, at, gap, golden, margin.router, margin.index);
         }
     });
     const double share = 1.0 - static_cast<double>(apart) / static_cast<double>(positions);
     EXPECT_GE(share, kGpuGapShare);
     if (session().rank() == 0) {
         fmt::print(
-            "{} on {}: {} positions, {:.2f} % of gaps within {}, largest difference {:.4f}\n{}",
+            "{} on {}: {} positions, {:.2f} % of gaps within {}, largest difference {:.4f}; "
+            "smallest margins anywhere: router {:.1e}, index {:.1e}\n{}",
             GetParam(), target.backend().name(), positions, 100 * share, kGpuGapDifference, largest,
-            exceptions);
+            smallest.router, smallest.index, exceptions);
     }
 }
 

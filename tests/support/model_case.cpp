@@ -18,10 +18,19 @@ std::optional<std::filesystem::path> find_model(const std::string& name) {
     return std::filesystem::path(folder) / name;
 }
 
+std::unique_ptr<Backend> make_backend_of(const std::string& name, const Communicator& comm) {
+    return make_backend(name, comm.rank() % std::max(gpu_count(), 1));
+}
+
 ModelCase::ModelCase(const std::filesystem::path& folder, Communicator& comm,
                      const ModelLimits& limits, std::vector<int64_t> taps,
                      const std::string& backend)
-    : backend_(make_backend(backend, comm.rank() % std::max(gpu_count(), 1))),
+    : ModelCase(folder, comm, limits, std::move(taps), make_backend_of(backend, comm)) {}
+
+ModelCase::ModelCase(const std::filesystem::path& folder, Communicator& comm,
+                     const ModelLimits& limits, std::vector<int64_t> taps,
+                     std::unique_ptr<Backend> backend)
+    : backend_(std::move(backend)),
       staged_(backend_->on_host() ? nullptr : make_staged_comm(comm, *backend_)),
       comm_(staged_ ? staged_.get() : &comm),
       config_(read_model_config(folder)),

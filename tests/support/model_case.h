@@ -22,11 +22,16 @@ namespace quadrille::test {
 // tests/data/models/NAME or $QUADRILLE_TEST_MODELS/NAME; nullopt: neither is there.
 std::optional<std::filesystem::path> find_model(const std::string& name);
 
+// make_backend; ranks share the visible GPUs in turn.
+std::unique_ptr<Backend> make_backend_of(const std::string& name, const Communicator& comm);
+
 class ModelCase {
   public:
-    // Ranks share the visible GPUs in turn.
     ModelCase(const std::filesystem::path& folder, Communicator& comm, const ModelLimits& limits,
               std::vector<int64_t> taps = {}, const std::string& backend = "cpu");
+    // On a backend of the test's own.
+    ModelCase(const std::filesystem::path& folder, Communicator& comm, const ModelLimits& limits,
+              std::vector<int64_t> taps, std::unique_ptr<Backend> backend);
 
     Backend& backend() { return *backend_; }
     TargetModel& model() { return *model_; }
