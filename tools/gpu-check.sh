@@ -65,7 +65,7 @@ for t in "${tests[@]}"; do step "test-$t" 240 "$build/tests/kernels/kernels_cuda
 
 # Goldens: QUADRILLE_TEST_MODELS may name a folder with the packs that are not part of the project.
 golden=$build/tests/runtime/runtime_gpu_golden_test
-step golden 300 "$golden" && grep -E ' on cuda: ' "$logs/golden.log"
+step golden 400 "$golden" && grep -E ' on cuda: ' "$logs/golden.log"
 step golden-check 300 env QUADRILLE_TEST_BACKEND=check "$golden" \
     --gtest_filter='Bundled*TeacherForced*:Bundled*DraftPaths*'
 

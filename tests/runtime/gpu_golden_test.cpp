@@ -255,11 +255,12 @@ TEST_P(GpuGolden, FreeRunsAgreeUpToTheFirstSmallGap) {
     }
 }
 
-// Records of every length, enough to fill 64 slots where the backend is fast.
-std::vector<Prompt> many_prompts() {
+// Records of every length, `rounds` times with fewer tokens each; those of fewer rounds are the
+// first of those of more.
+std::vector<Prompt> many_prompts(int64_t rounds) {
     const bool all = test_backend() == "cuda";
     std::vector<Prompt> prompts;
-    for (int64_t round = 0; round < (all ? 6 : 1); ++round) {
+    for (int64_t round = 0; round < rounds; ++round) {
         for (Prompt& prompt : golden_prompts(all ? 40 : 16)) {
             if (!all && prompt.tokens.size() > 300) continue;
             prompt.options.max_new_tokens -= round;
@@ -273,15 +274,15 @@ std::vector<Prompt> many_prompts() {
 
 void expect_same_tokens(const std::vector<Generation>& found,
                         const std::vector<Generation>& expected, const std::string& what) {
-    ASSERT_EQ(found.size(), expected.size()) << what;
+    ASSERT_LE(found.size(), expected.size()) << what;
     for (size_t i = 0; i < found.size(); ++i) {
         EXPECT_EQ(found[i].tokens, expected[i].tokens) << what << ", record " << i;
     }
 }
 
 TEST_P(GpuGolden, NeitherSpeculationNorTheBatchChangesATokenOfTheRun) {
-    std::vector<int32_t> batches = {1, 4, 16};
-    if (test_backend() == "cuda") batches.push_back(64);
+    std::vector<int32_t> batches = {16, 4, 1};
+    if (test_backend() == "cuda") batches.insert(batches.begin(), 64);
     std::vector<Generation> expected;
     int64_t accepted = 0;
     std::mt19937 random(7);
@@ -289,10 +290,12 @@ TEST_P(GpuGolden, NeitherSpeculationNorTheBatchChangesATokenOfTheRun) {
         ModelCase target = this->target(slots);
         DraftCase draft(target);
         for (const int32_t k : {0, 1, 2, 4, 7}) {
-            std::vector<Prompt> prompts = many_prompts();
+            std::vector<Prompt> prompts = many_prompts(slots > 16 ? 6 : 1);
+            const size_t records = prompts.size();
             if (slots != batches.front()) std::shuffle(prompts.begin(), prompts.end(), random);
             auto results =
                 target.run(std::move(prompts), target.engine_options(k), k > 0 ? &*draft : nullptr);
+            ASSERT_EQ(results.size(), records);
             for (const Generation& result : results) accepted += result.acceptance.accepted;
             if (expected.empty()) {
                 expected = std::move(results);
