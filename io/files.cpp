@@ -31,6 +31,57 @@ void sync_path(const std::filesystem::path& path, int flags) {
 
 }  // namespace
 
+FileHandle::FileHandle(std::filesystem::path path, int flags)
+    : path_(std::move(path)), file_(::open(path_.c_str(), flags | O_CLOEXEC, 0666)) {
+    if (file_ < 0) fail("cannot open");
+}
+
+FileHandle::~FileHandle() {
+    if (file_ >= 0) ::close(file_);
+}
+
+void FileHandle::fail(const char* what) const {
+    throw Error(ErrorKind::io,
+                fmt::format("{}: {}: {}", path_.string(), what, system_reason(errno)));
+}
+
+int64_t FileHandle::size() const {
+    struct stat info {};
+    if (::fstat(file_, &info) != 0) fail("cannot tell the size");
+    return info.st_size;
+}
+
+size_t FileHandle::read(int64_t at, std::span<char> out) const {
+    size_t done = 0;
+    while (done < out.size()) {
+        const ssize_t count =
+            ::pread(file_, out.data() + done, out.size() - done, at + static_cast<int64_t>(done));
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) fail("cannot read");
+        if (count == 0) break;
+        done += static_cast<size_t>(count);
+    }
+    return done;
+}
+
+void FileHandle::write(int64_t at, std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t count = ::pwrite(file_, bytes.data(), bytes.size(), at);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) fail("cannot write");
+        bytes.remove_prefix(static_cast<size_t>(count));
+        at += count;
+    }
+}
+
+void FileHandle::resize(int64_t size) {
+    if (::ftruncate(file_, size) != 0) fail("cannot change the size");
+}
+
+void FileHandle::close() {
+    if (::close(std::exchange(file_, -1)) != 0) fail("cannot close");
+}
+
 std::string system_reason(int error_number) {
     return std::generic_category().message(error_number);
 }

@@ -42,6 +42,14 @@ Id access_properties(bool writable) {
     return access;
 }
 
+void check_lock(const std::filesystem::path& path, const std::string& reason) {
+    if (reason.find("unable to lock file") == std::string::npos) return;
+    throw Error(ErrorKind::io,
+                fmt::format("{}: another process has it open ({}); if none does, set "
+                            "HDF5_USE_FILE_LOCKING=FALSE",
+                            path.string(), reason));
+}
+
 // What the system says of the path, before HDF5 is asked: its messages name the reason better.
 void check_openable(const std::filesystem::path& path, int flags, const char* verb) {
     const int file = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
@@ -195,11 +203,7 @@ File File::open(const std::filesystem::path& path, bool writable) {
             close_any);
     if (file.valid()) return File(std::move(file), path);
     const std::string reason = library_reason();
-    if (reason.find("unable to lock file") != std::string::npos)
-        throw Error(ErrorKind::io,
-                    fmt::format("{}: another process has it open ({}); if none does, set "
-                                "HDF5_USE_FILE_LOCKING=FALSE",
-                                path.string(), reason));
+    check_lock(path, reason);
     if (H5Fis_hdf5(path.c_str()) <= 0)
         throw Error(ErrorKind::input, path.string() + ": not an HDF5 file");
     throw Error(ErrorKind::input,
@@ -218,8 +222,12 @@ File File::create(const std::filesystem::path& path) {
     prepare_library();
     check_openable(path, O_CREAT | O_WRONLY, "create");
     const Id access = access_properties(true);
-    Id file = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), ErrorKind::io,
-                  path.string(), "cannot create");
+    Id file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), close_any);
+    if (!file.valid()) {
+        const std::string reason = library_reason();
+        check_lock(path, reason);
+        throw Error(ErrorKind::io, fmt::format("{}: cannot create: {}", path.string(), reason));
+    }
     return File(std::move(file), path);
 }
 

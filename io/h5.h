@@ -58,6 +58,7 @@ using Value = std::variant<std::monostate, int64_t, double, std::string, std::ve
                            std::vector<double>, std::vector<std::string>>;
 using Attributes = std::map<std::string, Value>;
 
+std::string library_version();             // "HDF5 1.10.8"
 std::string describe(const Value& value);  // the value as text, for messages and tables
 
 // What carries attributes. `where` is "FILE" or "FILE:/path", for messages.

@@ -37,6 +37,14 @@ const char* class_name(H5T_class_t type_class) {
 
 }  // namespace
 
+std::string library_version() {
+    unsigned major = 0;
+    unsigned minor = 0;
+    unsigned release = 0;
+    check(H5get_libversion(&major, &minor, &release), ErrorKind::internal, "HDF5", "version");
+    return fmt::format("HDF5 {}.{}.{}", major, minor, release);
+}
+
 int close_any(int64_t id) {
     return H5Idec_ref(id);
 }

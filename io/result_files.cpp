@@ -3,6 +3,7 @@
 
 #include "io/files.h"
 #include "io/schema.h"
+#include "io/seal.h"
 #include "kernels/check.h"
 
 #include <fmt/format.h>
@@ -98,16 +99,15 @@ void check_output(const fs::path& out, bool overwrite) {
                         fmt::format("{} exists{}: choose another name or --output-exists overwrite",
                                     out.string(), is_complete(out) ? "" : " (incomplete)"));
     }
-    const fs::path parts = parts_folder(out);
-    if (fs::exists(fs::symlink_status(parts, error)))
-        throw Error(ErrorKind::usage,
-                    fmt::format("{} holds the parts of an unfinished run: remove it, or choose "
-                                "another name",
-                                parts.string()));
 }
 
-PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout)
-    : folder_(std::move(folder)), group_(group), layout_(std::move(layout)) {
+PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std::string run,
+                       std::function<void()> before_commit)
+    : folder_(std::move(folder)),
+      group_(group),
+      layout_(std::move(layout)),
+      run_(std::move(run)),
+      before_commit_(std::move(before_commit)) {
     for (const fs::path& part : list_parts(folder_))
         if (part.filename().string().starts_with(part_prefix(group_)))
             next_part_ = std::max(next_part_, part_number(part) + 1);
@@ -144,6 +144,7 @@ void PartWriter::commit() {
     unfinished += ".tmp";
     h5::File file = h5::File::create(unfinished);
     schema::stamp(file, schema::kPart);
+    file.set_attribute(schema::kRunAttribute, run_);
     {
         GenerationTable table(file, layout_, std::move(offsets), std::move(trace_offsets));
         table.write(0, held_);
@@ -151,9 +152,10 @@ void PartWriter::commit() {
         file.flush();
     }
     file.close();
+    seal_file(unfinished);
+    if (before_commit_) before_commit_();
     rename_durably(unfinished, part);
     ++next_part_;
-    committed_ += std::ssize(held_);
     held_tokens_ = 0;
     held_.clear();
 }

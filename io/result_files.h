@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a run's results lie while it runs: OUT.parts/run.h5 (what the run is) and
-// OUT.parts/part-G-NNNNNN.h5 (finished records of group G). A part appears whole, under its name,
-// or not at all.
+// Where a run's results lie: OUT, and while it runs OUT.parts/part-G-NNNNNN.h5 (finished records of
+// group G). A part appears whole, under its name, or not at all.
 #pragma once
 
 #include "io/generation_table.h"
@@ -11,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,13 +33,14 @@ class PartWriter {
     static constexpr int64_t kTokens = int64_t{1} << 22;  // held back, about
     static constexpr std::chrono::seconds kAge{60};       // of a record that is not yet committed
 
-    // Part numbers go on from those in the folder.
-    PartWriter(std::filesystem::path folder, int group, GenerationLayout layout);
+    // `run` names the run in its parts. `before_commit` is called before a part gets its name, and
+    // throws where that must not happen. Part numbers go on from those in the folder.
+    PartWriter(std::filesystem::path folder, int group, GenerationLayout layout, std::string run,
+               std::function<void()> before_commit = {});
 
     void add(Generation generation);  // commits when a part is full or old enough
     void commit_if_old();
     void commit();  // what is held back becomes a part; nothing held back: no part
-    int64_t committed() const { return committed_; }  // records
 
   private:
     using Clock = std::chrono::steady_clock;
@@ -47,8 +48,9 @@ class PartWriter {
     std::filesystem::path folder_;
     int group_;
     GenerationLayout layout_;
+    std::string run_;
+    std::function<void()> before_commit_;
     int64_t next_part_ = 0;
-    int64_t committed_ = 0;
     int64_t held_tokens_ = 0;
     Clock::time_point oldest_;
     std::vector<Generation> held_;

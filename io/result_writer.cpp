@@ -4,6 +4,7 @@
 #include "io/files.h"
 #include "io/generation_reader.h"
 #include "io/schema.h"
+#include "io/seal.h"
 #include "kernels/check.h"
 
 #include <fmt/format.h>
@@ -42,13 +43,6 @@ RecordId pick(const Ids& ids, int64_t index) {
     if (const auto* numbers = std::get_if<std::vector<int64_t>>(&ids)) return numbers->at(at);
     if (const auto* texts = std::get_if<std::vector<std::string>>(&ids)) return texts->at(at);
     return {};
-}
-
-void write_run(const fs::path& path, const h5::Attributes& fingerprint) {
-    h5::File file = h5::File::create(path);
-    schema::stamp(file, schema::kRun);
-    file.create_group("fingerprint").set_attributes(fingerprint);
-    file.close();
 }
 
 void add_lists(std::vector<int64_t>& sum, const std::vector<int64_t>& values) {
@@ -96,8 +90,7 @@ double ResultSummary::emitted_per_step() const {
     return ratio(emitted, steps);
 }
 
-ResultWriter::ResultWriter(ResultOptions options)
-    : options_(std::move(options)), parts_(parts_folder(options_.out)) {
+ResultWriter::ResultWriter(ResultOptions options) : options_(std::move(options)) {
     const std::vector<RecordKey>& records = options_.records;
     require(
         std::adjacent_find(records.begin(), records.end(), std::greater_equal<>{}) == records.end(),
@@ -107,33 +100,67 @@ ResultWriter::ResultWriter(ResultOptions options)
     for (const RecordKey& key : records)
         layout.origin = layout.origin || key.source != 0 || key.sample != 0;
     done_.resize(records.size(), false);
+    remaining_ = std::ssize(records);
 
     check_output(options_.out, options_.overwrite);
-    if (!create_folder(parts_))
-        throw Error(ErrorKind::usage, parts_.string() + " appeared while this run started");
-    try {
-        write_run(parts_ / "run.h5", options_.fingerprint);
-        part_.emplace(parts_, options_.group, layout);
-    } catch (...) {
-        std::error_code ignored;
-        fs::remove_all(parts_, ignored);
-        throw;
+    folder_.emplace(parts_folder(options_.out), options_.fingerprint, options_.locking);
+    check_output(options_.out, options_.overwrite);  // a run that held the lock may have finished
+    take_up_parts();
+    part_.emplace(folder_->path(), options_.group, layout, folder_->run(), options_.before_commit);
+}
+
+void ResultWriter::take_up_parts() {
+    for (const fs::path& path : list_parts(folder_->path())) {
+        try {
+            take_up(path);
+        } catch (const Error& error) {
+            const bool newer = seal_holds(path) && schema::is_newer(path);
+            if (error.kind() != ErrorKind::input || newer) throw;
+            const fs::path aside = RunFolder::set_aside(path);
+            notices_.push_back(fmt::format("{}; kept as {}, its records are computed again",
+                                           error.what(), aside.filename().string()));
+        }
     }
 }
 
-ResultWriter::~ResultWriter() {
-    if (finished_ || part_->committed() > 0) return;
-    std::error_code ignored;
-    fs::remove_all(parts_, ignored);
+// All of the part or nothing of it.
+void ResultWriter::take_up(const fs::path& path) {
+    if (!seal_holds(path)) throw Error(ErrorKind::input, path.string() + ": truncated or damaged");
+    const GenerationReader part(path, schema::kPart);
+    const auto other_run = [&] {
+        return Error(ErrorKind::input, path.string() + ": a part of another run");
+    };
+    if (part.file().attribute(schema::kRunAttribute) != h5::Value(folder_->run()) ||
+        part.layout() != options_.layout)
+        throw other_run();
+    const std::vector<Generation> records = part.read(0, part.record_count());
+    std::vector<size_t> rows;
+    for (const Generation& record : records) {
+        const std::optional<size_t> row = find_row(key_of(record));
+        if (!row) throw other_run();
+        rows.push_back(*row);
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (done_[rows[i]]) continue;  // the first part that has it counts
+        done_[rows[i]] = true;
+        --remaining_;
+        resumed_.add(records[i]);
+    }
+}
+
+std::optional<size_t> ResultWriter::find_row(const RecordKey& key) const {
+    const auto found = std::lower_bound(options_.records.begin(), options_.records.end(), key);
+    if (found == options_.records.end() || *found != key) return std::nullopt;
+    return static_cast<size_t>(found - options_.records.begin());
 }
 
 size_t ResultWriter::row_of(const RecordKey& key) const {
-    const auto found = std::lower_bound(options_.records.begin(), options_.records.end(), key);
-    if (found == options_.records.end() || *found != key)
+    const std::optional<size_t> row = find_row(key);
+    if (!row)
         throw Error(ErrorKind::internal,
                     fmt::format("record {} (prompt file {}, sample {}) is not of this run",
                                 key.prompt_index, key.source, key.sample));
-    return static_cast<size_t>(found - options_.records.begin());
+    return *row;
 }
 
 RecordId ResultWriter::id_of(const RecordKey& key) const {
@@ -150,8 +177,10 @@ void ResultWriter::add(Generation generation) {
         throw Error(ErrorKind::internal,
                     fmt::format("record {} was finished twice", key.prompt_index));
     generation.id = id_of(key);
+    folder_->lock().count(1);
     part_->add(std::move(generation));
     done_[row] = true;
+    --remaining_;
 }
 
 ResultWriter::Index ResultWriter::index_parts(const std::vector<fs::path>& parts) const {
@@ -172,10 +201,14 @@ ResultWriter::Index ResultWriter::index_parts(const std::vector<fs::path>& parts
                 index.trace_offsets[row] = part.trace_offsets()[i + 1] - part.trace_offsets()[i];
         }
     }
-    for (size_t row = 0; row < records; ++row)
-        if (index.places[row].part < 0)
-            throw Error(ErrorKind::internal, fmt::format("record {} was never finished",
-                                                         options_.records[row].prompt_index));
+    for (size_t row = 0; row < records; ++row) {
+        if (index.places[row].part >= 0) continue;
+        const int64_t record = options_.records[row].prompt_index;
+        if (!done_[row])
+            throw Error(ErrorKind::internal, fmt::format("record {} was never finished", record));
+        throw Error(ErrorKind::io, fmt::format("{}: the part that held record {} is gone",
+                                               folder_->path().string(), record));
+    }
     accumulate(index.offsets);
     if (options_.layout.trace) accumulate(index.trace_offsets);
     return index;
@@ -209,7 +242,7 @@ void ResultWriter::copy_part(const fs::path& path, int32_t part, const std::vect
 }
 
 ResultSummary ResultWriter::assemble(const fs::path& whole, const h5::Attributes& provenance) {
-    const std::vector<fs::path> parts = list_parts(parts_);
+    const std::vector<fs::path> parts = list_parts(folder_->path());
     Index index = index_parts(parts);
     ResultSummary summary;
     summary.by_position.resize(static_cast<size_t>(options_.layout.k), 0);
@@ -243,13 +276,14 @@ ResultSummary ResultWriter::finish(const h5::Attributes& provenance) {
     ResultSummary summary;
     try {
         summary = assemble(whole, provenance);
+        if (options_.before_commit) options_.before_commit();
         rename_durably(whole, options_.out);
     } catch (...) {
         fs::remove(whole, ignored);
         throw;
     }
     finished_ = true;
-    fs::remove_all(parts_, ignored);
+    folder_->remove();
     return summary;
 }
 

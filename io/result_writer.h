@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// generations.h5 from first to last: claims the name before anything is computed, commits finished
-// records in parts, assembles the parts in input order and renames the whole into place. What is
-// under OUT is therefore always complete. Memory: an index of the records and one part.
+// generations.h5 from first to last: claims the name before anything is computed, takes up the
+// parts of earlier starts of the same run, commits finished records in parts, assembles the parts
+// in input order and renames the whole into place. What is under OUT is therefore always complete.
+// Memory: an index of the records and one part.
 #pragma once
 
 #include "io/generation_table.h"
 #include "io/h5.h"
 #include "io/records.h"
 #include "io/result_files.h"
+#include "io/run_folder.h"
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace quadrille {
@@ -25,6 +29,9 @@ struct ResultOptions {
     std::vector<const Ids*> ids;     // of each prompt file, by prompt_index; outlive the writer
     h5::Attributes fingerprint;      // what makes two runs the same run: run.h5
     int group = 0;
+    Locking locking = Locking::required;
+    // Called before a part or the result gets its name; throws where that must not happen.
+    std::function<void()> before_commit;
 };
 
 // Keys of `count` records of one prompt file, one sample each.
@@ -50,12 +57,18 @@ struct ResultSummary {
 
 class ResultWriter {
   public:
-    // Error{usage}, Error{io}: check_output. Makes OUT.parts with run.h5.
+    // Errors: check_output, RunFolder; Error{input} for a part of a newer format. A part that is
+    // damaged or of another run is set aside, which `notices` says: its records are not done.
     explicit ResultWriter(ResultOptions options);
-    // Removes OUT.parts unless a part was committed. Records held back are lost: commit() first.
-    ~ResultWriter();
     ResultWriter(const ResultWriter&) = delete;
     ResultWriter& operator=(const ResultWriter&) = delete;
+
+    const std::vector<std::string>& notices() const { return notices_; }
+    const ResultSummary& resumed() const { return resumed_; }  // done by earlier starts
+    int64_t restarts() const { return folder_->lock().restarts(); }
+    // Records computed by all starts; more than there are where some were lost.
+    int64_t computed() const { return folder_->lock().computed(); }
+    int64_t remaining() const { return remaining_; }  // records not done
 
     const GenerationLayout& layout() const { return options_.layout; }
     // A finished record, in any order, each once. Error{internal} where its statistics disagree.
@@ -64,8 +77,8 @@ class ResultWriter {
     void commit() { part_->commit(); }
     bool is_done(const RecordKey& key) const { return done_[row_of(key)]; }
 
-    // Every record must have been added. Writes OUT.tmp from the parts, renames it to OUT, removes
-    // OUT.parts.
+    // Every record must be done. Writes OUT.tmp from the parts, renames it to OUT, removes
+    // OUT.parts (what was set aside stays).
     ResultSummary finish(const h5::Attributes& provenance);
 
   private:
@@ -80,7 +93,10 @@ class ResultWriter {
         std::vector<int64_t> trace_offsets;
     };
 
-    size_t row_of(const RecordKey& key) const;
+    std::optional<size_t> find_row(const RecordKey& key) const;
+    size_t row_of(const RecordKey& key) const;  // Error{internal} for a record not of the run
+    void take_up_parts();
+    void take_up(const std::filesystem::path& path);
     RecordId id_of(const RecordKey& key) const;
     Index index_parts(const std::vector<std::filesystem::path>& parts) const;
     ResultSummary assemble(const std::filesystem::path& whole, const h5::Attributes& provenance);
@@ -89,9 +105,12 @@ class ResultWriter {
                    ResultSummary& summary) const;
 
     ResultOptions options_;
-    std::filesystem::path parts_;
+    std::optional<RunFolder> folder_;
     std::optional<PartWriter> part_;
     std::vector<bool> done_;  // by row
+    int64_t remaining_ = 0;
+    ResultSummary resumed_;
+    std::vector<std::string> notices_;
     bool finished_ = false;
 };
 

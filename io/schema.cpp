@@ -52,6 +52,16 @@ std::string kind_of(const h5::File& file, std::vector<std::string>& notices) {
     return kind != nullptr ? *kind : kPrompts;
 }
 
+bool is_newer(const std::filesystem::path& path) {
+    try {
+        const auto value = h5::File::open(path).attribute(kFormatAttribute);
+        const auto* format = value ? std::get_if<int64_t>(&*value) : nullptr;
+        return format != nullptr && *format > kFormat;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 void expect_kind(const h5::File& file, const std::string& kind, std::vector<std::string>& notices) {
     const std::string found = kind_of(file, notices);
     if (found != kind)

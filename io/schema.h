@@ -5,6 +5,7 @@
 #include "io/h5.h"
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ inline constexpr const char* kKindAttribute = "kind";
 inline constexpr const char* kNamesAttribute = "names";
 inline constexpr const char* kErrorsAttribute = "errors";
 inline constexpr const char* kCompleteAttribute = "complete";
+inline constexpr const char* kRunAttribute = "run";  // of a part: names its run
 
 // In the order of Status and FinishReason.
 inline const std::vector<std::string> kStatusNames = {"ok", "error", "cancelled"};
@@ -36,6 +38,9 @@ void stamp(h5::File& file, const std::string& kind);
 // 1, kind prompts, and says so in `notices`. Error{input}: a newer format, attributes of the wrong
 // type, not a file of ours.
 std::string kind_of(const h5::File& file, std::vector<std::string>& notices);
+
+// Whether the file says that a newer program wrote it. False where it cannot be read.
+bool is_newer(const std::filesystem::path& path);
 
 // kind_of must be `kind`: otherwise Error{input}.
 void expect_kind(const h5::File& file, const std::string& kind, std::vector<std::string>& notices);

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results on a disk that fails at every possible call: the run ends with exit code 4 and names a
 file below the folder, or succeeds; OUT is whole (the old one or the new one) or absent; a call that
-succeeds leaves no parts. TAP. failing_disk_test.py LIBRARY WRITE_RESULTS"""
+succeeds leaves no parts; after a failure a second run takes up what was committed and completes it.
+TAP. failing_disk_test.py LIBRARY WRITE_RESULTS"""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,19 @@ def judge(program, out, result, before):
     return None
 
 
+def judge_resume(program, out, log, at):
+    """After the k-th call has failed: what is wrong with a second run on a good disk, or None."""
+    with open(log, encoding="utf-8") as lines:
+        committed = any(line.startswith("r ") and "/part-" in line for line in lines.read().split("\n")[:at - 1])
+    again = run(program, "write", out)
+    if again.returncode != 0:
+        return f"resumed: exit code {again.returncode}: {again.stderr.strip()}"
+    if committed and not re.match("resumed [58]", again.stdout):
+        return f"a part was lost: {again.stdout.strip()}"
+    problem = judge(program, out, again, WHOLE)
+    return problem and "resumed: " + problem
+
+
 def every_call(library, program, old, **settings):
     """Fails call 1, 2, … until a run makes fewer calls. Returns (runs that failed, problems)."""
     failed, problems = 0, []
@@ -53,6 +68,8 @@ def every_call(library, program, old, **settings):
                 shutil.copy(first, out)
             result = run(program, "write", out, library, AT=str(at), LOG=log, **settings)
             problem = judge(program, out, result, WHOLE if old else "none")
+            if result.returncode != 0 and not problem:
+                problem = judge_resume(program, out, log, at)
             if problem:
                 problems.append(f"call {at}: {problem}")
             failed += result.returncode != 0

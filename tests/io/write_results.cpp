@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes a small result in parts, for failing_disk_test.py: write_results write|check OUT.
-// `check` prints whether it is whole and its number of records.
+// `write` goes on where an earlier one has ended and prints what that has left; `check` prints
+// whether the result is whole, and its number of records if they hold what they must.
 #include "io/generation_reader.h"
 #include "io/result_writer.h"
 #include "io/schema.h"
@@ -12,11 +13,21 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 namespace {
 
 constexpr int64_t kRecords = 8;
+
+// Which record is finished as the i-th, and what it holds.
+int64_t record(int64_t i) {
+    return (i * 3) % kRecords;
+}
+
+Generation made(int64_t i) {
+    return test::make_generation(record(i), 1 + i, 2);
+}
 
 int write(const std::filesystem::path& out) {
     ResultOptions options;
@@ -27,8 +38,9 @@ int write(const std::filesystem::path& out) {
     options.records = first_records(kRecords);
     options.fingerprint = {{"target_digest", "0"}};
     ResultWriter writer(options);
+    fmt::print("resumed {}\n", writer.resumed().records);
     for (int64_t i = 0; i < kRecords; ++i) {
-        writer.add(test::make_generation((i * 3) % kRecords, 1 + i, 2));
+        if (!writer.is_done({.prompt_index = record(i)})) writer.add(made(i));
         if (i == kRecords / 2) writer.commit();
     }
     writer.finish({{"version", "1"}});
@@ -37,8 +49,12 @@ int write(const std::filesystem::path& out) {
 
 int check(const std::filesystem::path& out) {
     const GenerationReader reader(out, schema::kGenerations);
-    fmt::print("{} {}\n", reader.is_complete() ? "whole" : "incomplete",
-               reader.read(0, reader.record_count()).size());
+    const std::vector<Generation> found = reader.read(0, reader.record_count());
+    for (int64_t i = 0; i < kRecords; ++i) {
+        const auto& generation = found.at(static_cast<size_t>(record(i)));
+        if (generation.tokens != made(i).tokens || generation.text != made(i).text) return 1;
+    }
+    fmt::print("{} {}\n", reader.is_complete() ? "whole" : "incomplete", found.size());
     return 0;
 }
 

@@ -4,8 +4,8 @@
 //   FAILING_IO_FOLDER  absolute path; other files are left alone. Unset: nothing is counted
 //   FAILING_IO_AT      which call fails, from 1; 0 or unset: none
 //   FAILING_IO_OPS     letters of the calls that count: w write, t truncate, s sync, r rename,
-//                      c close of a file open for writing; default all
-//   FAILING_IO_ERRNO   ENOSPC (default) or EIO
+//                      c close of a file open for writing; default these. l lock
+//   FAILING_IO_ERRNO   ENOSPC (default), EIO or ENOLCK
 //   FAILING_IO_STICKY  1: every counted call from the k-th on fails, as a disk that stays full
 //   FAILING_IO_LOG     a file outside the folder that gets a line "letter path" for each counted
 //   call
@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -48,7 +49,7 @@ static int fails(char op, const char* path) {
     const char* folder = getenv("FAILING_IO_FOLDER");
     const char* ops = getenv("FAILING_IO_OPS");
     if (folder == NULL || *folder == '\0' || !is_below(path, folder)) return 0;
-    if (ops != NULL && strchr(ops, op) == NULL) return 0;
+    if (strchr(ops == NULL ? "wtsrc" : ops, op) == NULL) return 0;
     const long call = atomic_fetch_add(&calls, 1) + 1;
     log_call(op, path);
     const char* at = getenv("FAILING_IO_AT");
@@ -57,7 +58,9 @@ static int fails(char op, const char* path) {
     if (chosen <= 0 || call < chosen) return 0;
     if (call > chosen && (sticky == NULL || *sticky != '1')) return 0;
     const char* name = getenv("FAILING_IO_ERRNO");
-    errno = name != NULL && strcmp(name, "EIO") == 0 ? EIO : ENOSPC;
+    errno = ENOSPC;
+    if (name != NULL && strcmp(name, "EIO") == 0) errno = EIO;
+    if (name != NULL && strcmp(name, "ENOLCK") == 0) errno = ENOLCK;
     return 1;
 }
 
@@ -116,6 +119,10 @@ int fdatasync(int fd) {
 
 int rename(const char* from, const char* to) {
     return fails_path('r', to) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int flock(int fd, int operation) {
+    return fails_fd('l', fd) ? -1 : (int)syscall(SYS_flock, fd, operation);
 }
 
 int close(int fd) {

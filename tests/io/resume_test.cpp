@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run that is started again: what it takes up, what it sets aside, when it refuses.
+#include "io/files.h"
+#include "io/generation_reader.h"
+#include "io/result_writer.h"
+#include "io/schema.h"
+#include "io/seal.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/golden.h"
+#include "tests/support/made_results.h"
+#include "tests/support/temp_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <functional>
+#include <sys/file.h>
+#include <thread>
+#include <unistd.h>
+
+namespace quadrille {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_error;
+using test::make_generation;
+
+namespace fs = std::filesystem;
+
+class ResumeTest : public testing::Test {
+  protected:
+    ResultOptions options(int64_t records = 6) const {
+        ResultOptions o;
+        o.out = out_;
+        o.layout.k = 2;
+        o.layout.text = true;
+        o.records = first_records(records);
+        o.fingerprint = {{"k", int64_t{2}}, {"temperature", 0.0}, {"prompts_digest", "abc"}};
+        return o;
+    }
+    // A start that ends before the run does: a part for each list of records.
+    void start(const std::vector<std::vector<int64_t>>& parts_of_records) const {
+        ResultWriter writer(options());
+        for (const auto& records : parts_of_records) {
+            for (const int64_t record : records) writer.add(make_generation(record, 3 + record, 2));
+            writer.commit();
+        }
+    }
+    void complete(ResultWriter& writer, int64_t records = 6) const {
+        for (int64_t i = 0; i < records; ++i)
+            if (!writer.is_done({.prompt_index = i})) writer.add(make_generation(i, 3 + i, 2));
+        writer.finish({});
+    }
+    void expect_whole(int64_t records = 6) const {
+        const GenerationReader reader(out_, schema::kGenerations);
+        EXPECT_TRUE(reader.is_complete());
+        ASSERT_EQ(reader.record_count(), records);
+        const auto read = reader.read(0, records);
+        for (int64_t i = 0; i < records; ++i)
+            EXPECT_EQ(read[static_cast<size_t>(i)].tokens, make_generation(i, 3 + i, 2).tokens);
+    }
+    fs::path parts() const { return out_.string() + ".parts"; }
+    fs::path part(int number) const {
+        return parts() / ("part-0-00000" + std::to_string(number) + ".h5");
+    }
+
+    test::TempFolder folder_;
+    fs::path out_ = folder_ / "generations.h5";
+};
+
+TEST_F(ResumeTest, TakesUpWhatWasDoneAndMergesStatistics) {
+    start({{4, 1}, {3}});
+    ResultWriter writer(options());
+    EXPECT_TRUE(writer.notices().empty());
+    EXPECT_EQ(writer.remaining(), 3);
+    EXPECT_EQ(writer.resumed().records, 3);
+    EXPECT_EQ(writer.resumed().tokens, 7 + 4 + 6);
+    EXPECT_EQ(writer.restarts(), 1);
+    EXPECT_EQ(writer.computed(), 3);
+    EXPECT_TRUE(writer.is_done({.prompt_index = 4}));
+    EXPECT_FALSE(writer.is_done({.prompt_index = 0}));
+    for (const int64_t i : {0, 2, 5}) writer.add(make_generation(i, 3 + i, 2));
+    EXPECT_EQ(writer.computed(), 6);
+    const ResultSummary summary = writer.finish({});
+    EXPECT_EQ(summary.records, 6);
+    EXPECT_EQ(summary.tokens, 3 + 4 + 5 + 6 + 7 + 8);
+    expect_whole();
+    EXPECT_FALSE(fs::exists(parts()));
+}
+
+TEST_F(ResumeTest, CountsRecordsThatWereLost) {
+    {
+        ResultWriter writer(options());
+        writer.add(make_generation(0, 3, 2));
+        writer.commit();
+        writer.add(make_generation(1, 4, 2));  // held back, and lost
+    }
+    {
+        ResultWriter writer(options());
+        EXPECT_EQ(writer.computed(), 2);
+        EXPECT_EQ(writer.remaining(), 5);
+    }  // computed nothing: no start
+    ResultWriter writer(options());
+    EXPECT_EQ(writer.restarts(), 1);
+    complete(writer);
+    EXPECT_EQ(writer.computed(), 7);
+    expect_whole();
+}
+
+TEST_F(ResumeTest, RefusesOtherSettingsFieldByField) {
+    start({{0}});
+    ResultOptions o = options();
+    o.fingerprint["k"] = int64_t{3};
+    o.fingerprint["temperature"] = 0.5;
+    o.fingerprint["accept"] = std::string("coupled");
+    o.fingerprint.erase("prompts_digest");
+    expect_error(ErrorKind::usage,
+                 {"generations.h5.parts", "accept was unknown, is coupled", "k was 2, is 3",
+                  "prompts_digest was abc, is unknown", "temperature was 0, is 0.5"},
+                 [&] { ResultWriter{o}; });
+    o.overwrite = true;
+    expect_error(ErrorKind::usage, {"k was 2, is 3"}, [&] { ResultWriter{o}; });
+    ResultWriter writer(options());
+    EXPECT_EQ(writer.restarts(), 1);  // refusals are none
+    complete(writer);
+}
+
+TEST_F(ResumeTest, AFolderWithoutPartsIsNobodys) {
+    fs::create_directory(parts());
+    folder_.write("generations.h5.parts/run.h5", "torn");
+    folder_.write("generations.h5.parts/part-0-000000.h5.tmp", "torn");
+    folder_.write("generations.h5.tmp", "torn");
+    ResultWriter writer(options());
+    EXPECT_FALSE(fs::exists(parts() / "part-0-000000.h5.tmp"));
+    complete(writer);
+    expect_whole();
+    EXPECT_FALSE(fs::exists(parts()));
+    EXPECT_FALSE(fs::exists(out_.string() + ".tmp"));
+}
+
+TEST_F(ResumeTest, RefusesPartsOfAnUnknownRun) {
+    start({{0}});
+    const std::string run = (parts() / "run.h5").string();
+    fs::resize_file(run, fs::file_size(run) / 2);
+    expect_error(ErrorKind::input, {"run.h5", "truncated or damaged"}, [&] { start({}); });
+    fs::remove(run);
+    expect_error(ErrorKind::usage, {"generations.h5.parts", "unknown run", "run.h5 is missing"},
+                 [&] { start({}); });
+    EXPECT_TRUE(fs::exists(part(0)));
+    fs::remove_all(parts());
+    folder_.write("generations.h5.parts", "a file");
+    expect_error(ErrorKind::usage, {"generations.h5.parts", "no folder"}, [&] { start({}); });
+}
+
+// A part that was cut, altered anywhere, replaced, or that belongs to another run, is kept under
+// another name and its records are computed again.
+TEST_F(ResumeTest, SetsDamagedAndForeignPartsAside) {
+    const auto spoil = [&](const char* what, const std::function<void()>& change,
+                           const char* defect) {
+        SCOPED_TRACE(what);
+        fs::remove_all(parts());
+        fs::remove(out_);
+        start({{0, 1}, {2}, {3}});
+        change();
+        ResultWriter writer(options());
+        ASSERT_EQ(writer.notices().size(), 1u);
+        EXPECT_NE(writer.notices()[0].find("part-0-000001.h5"), std::string::npos);
+        EXPECT_NE(writer.notices()[0].find(defect), std::string::npos) << writer.notices()[0];
+        EXPECT_NE(writer.notices()[0].find("computed again"), std::string::npos);
+        EXPECT_EQ(writer.remaining(), 3);
+        EXPECT_TRUE(fs::exists(part(1).string() + ".bad"));
+        complete(writer);
+        expect_whole();
+        EXPECT_TRUE(fs::exists(part(1).string() + ".bad"));  // somebody may want to look at it
+    };
+    const auto size = [&] { return fs::file_size(part(1)); };
+    const char* const damaged = "truncated or damaged";
+    spoil(
+        "empty", [&] { fs::resize_file(part(1), 0); }, damaged);
+    spoil(
+        "cut by a byte", [&] { fs::resize_file(part(1), size() - 1); }, damaged);
+    spoil(
+        "cut by half", [&] { fs::resize_file(part(1), size() / 2); }, damaged);
+    spoil(
+        "longer", [&] { fs::resize_file(part(1), size() + 1); }, damaged);
+    for (const double where : {0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999}) {
+        spoil(
+            "one byte",
+            [&] {
+                FileHandle file(part(1), O_RDWR);
+                char byte = 0;
+                const auto at = static_cast<int64_t>(where * static_cast<double>(file.size()));
+                file.read(at, std::span(&byte, 1));
+                byte = static_cast<char>(byte ^ 0x40);
+                file.write(at, std::string_view(&byte, 1));
+            },
+            damaged);
+    }
+    spoil(
+        "another run's",
+        [&] {
+            ResultOptions o = options();
+            o.out = folder_ / "other.h5";
+            o.fingerprint["k"] = int64_t{7};
+            ResultWriter other(o);
+            other.add(make_generation(2, 9, 2));
+            other.commit();
+            fs::copy_file(folder_ / "other.h5.parts/part-0-000000.h5", part(1),
+                          fs::copy_options::overwrite_existing);
+            fs::remove_all(folder_ / "other.h5.parts");
+        },
+        "another run");
+}
+
+TEST_F(ResumeTest, ANewerPartIsAnError) {
+    start({{0}});
+    {
+        h5::File file = h5::File::open_write(part(0));
+        file.set_attribute("quadrille_format", int64_t{2});
+        file.close();
+    }
+    seal_file(part(0));
+    expect_error(ErrorKind::input, {"part-0-000000.h5", "use a newer version"}, [&] { start({}); });
+    EXPECT_TRUE(fs::exists(part(0)));
+    {
+        h5::File file = h5::File::open_write(parts() / "run.h5");
+        file.set_attribute("quadrille_format", int64_t{2});
+        file.close();
+    }
+    seal_file(parts() / "run.h5");
+    expect_error(ErrorKind::input, {"run.h5", "use a newer version"}, [&] { start({}); });
+}
+
+TEST_F(ResumeTest, ASecondRunIsTurnedAwayWithHostAndProcess) {
+    ResultWriter writer(options());
+    const auto before = std::chrono::steady_clock::now();
+    expect_error(
+        ErrorKind::usage,
+        {"generations.h5.parts is in use by process " + std::to_string(::getpid()) + " on"}, [&] {
+            RunLock{parts(), Locking::required, 300ms};
+        });
+    EXPECT_GE(std::chrono::steady_clock::now() - before, 300ms);
+    { const RunLock unlocked(parts(), Locking::off, 0ms); }
+    complete(writer);
+    expect_whole();
+}
+
+// The first run ends while the second waits for its lock: the second sees the result.
+TEST_F(ResumeTest, ARunThatWaitedSeesTheResultOfTheOther) {
+    std::optional<ResultWriter> first(std::in_place, options());
+    std::thread ends([&] {
+        std::this_thread::sleep_for(400ms);
+        complete(*first);
+        first.reset();
+    });
+    const int lock = ::open((parts() / "lock").c_str(), O_RDWR);
+    ASSERT_GE(lock, 0);
+    ASSERT_EQ(::flock(lock, LOCK_EX), 0);  // waits for the end: HDF5 is for one thread at a time
+    ends.join();
+    ::close(lock);
+    expect_error(ErrorKind::usage, {"generations.h5 exists"}, [&] { start({}); });
+    EXPECT_FALSE(fs::exists(parts()));
+}
+
+// The lock of a folder that a finished run removed is worth nothing: a new folder is made.
+TEST_F(ResumeTest, ALockWithoutItsNameIsNotHeld) {
+    fs::create_directory(parts());
+    folder_.write("generations.h5.parts/lock", "");
+    const int held = ::open((parts() / "lock").c_str(), O_RDWR);
+    ASSERT_EQ(::flock(held, LOCK_EX), 0);
+    std::thread ends([&] {
+        std::this_thread::sleep_for(300ms);
+        fs::remove_all(parts());
+        ::close(held);
+    });
+    const RunLock lock(parts(), Locking::required, 5s);
+    ends.join();
+    EXPECT_TRUE(fs::exists(parts() / "lock"));
+    const int other = ::open((parts() / "lock").c_str(), O_RDWR);
+    EXPECT_NE(::flock(other, LOCK_EX | LOCK_NB), 0);
+    ::close(other);
+}
+
+TEST_F(ResumeTest, CommitsNothingThatMayNotBe) {
+    bool allowed = true;
+    ResultOptions o = options(2);
+    o.before_commit = [&] {
+        if (!allowed) throw Error(ErrorKind::comm, "the launcher is gone");
+    };
+    ResultWriter writer(o);
+    writer.add(make_generation(0, 3, 2));
+    writer.commit();
+    writer.add(make_generation(1, 4, 2));
+    allowed = false;
+    expect_error(ErrorKind::comm, {"gone"}, [&] { writer.commit(); });
+    EXPECT_EQ(list_parts(parts()).size(), 1u);
+    allowed = true;
+    writer.commit();
+    allowed = false;
+    expect_error(ErrorKind::comm, {"gone"}, [&] { writer.finish({}); });
+    EXPECT_FALSE(fs::exists(out_));
+    allowed = true;
+    writer.finish({});
+    expect_whole(2);
+}
+
+TEST_F(ResumeTest, NamesWhatIsGone) {
+    ResultWriter writer(options(2));
+    writer.add(make_generation(0, 3, 2));
+    writer.commit();
+    writer.add(make_generation(1, 4, 2));
+    writer.commit();
+    fs::remove(part(0));
+    expect_error(ErrorKind::io, {"generations.h5.parts", "record 0 is gone"},
+                 [&] { writer.finish({}); });
+    fs::remove_all(parts());
+    expect_error(ErrorKind::io, {"generations.h5.parts"}, [&] { writer.finish({}); });
+}
+
+}  // namespace
+}  // namespace quadrille
