@@ -7,11 +7,14 @@
 #include "drafter/draft_plan.h"
 #include "io/model_config.h"
 #include "io/result_writer.h"
+#include "io/run_folder.h"
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
+#include "jobs/heartbeat.h"
 #include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
 #include "jobs/record_source.h"
+#include "jobs/stop_plan.h"
 #include "jobs/summary.h"
 #include "kernels/backend.h"
 #include "runtime/agree.h"
@@ -22,6 +25,7 @@
 #include "runtime/position.h"
 #include "runtime/record_block.h"
 #include "runtime/target_model.h"
+#include "runtime/watchdog.h"
 
 #include <fmt/format.h>
 
@@ -29,6 +33,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <utility>
 
 namespace quadrille {
 
@@ -41,15 +46,18 @@ struct RunShape {
     int64_t records = 0;
     int64_t capacity = 0;      // tokens per slot
     int64_t known_tokens = 0;  // ids from here on are never chosen
+    int64_t remaining = 0;     // records that no earlier start has done
 };
 
 class GenerateJob {
   public:
-    GenerateJob(const GenerateOptions& options, MpiSession& session);
+    GenerateJob(const GenerateOptions& options, MpiSession& session, Parent parent);
     int run();
 
   private:
     bool leads() const { return session_.rank() == 0; }
+    void start_up();
+    void watch();
     void choose_backend();
     void read_checkpoint();
     void open_files();
@@ -58,18 +66,28 @@ class GenerateJob {
     ModelLimits limits() const;
     void show_plan() const;
 
+    void check_launcher() const;
+    void save();
+    int run_steps();
     bool refill(Engine& engine);
     void deliver(Engine& engine);
-    void finish(const Engine& engine);
+    void drain(Engine& engine, const std::string& reason);
+    int end(const EngineStats& stats, bool stopped);
+    void finish(const EngineStats& stats);
+    Progress progress(const EngineStats& stats) const;
     std::string text_of(const Generation& generation) const;
 
     const GenerateOptions& options_;
     MpiSession& session_;
+    Parent parent_;
     Communicator& comm_;
     Log log_;
+    Heartbeat heartbeat_;
     Position position_;
+    std::optional<Fatal> fatal_;
+    std::optional<Watchdog> watchdog_;
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-    std::string started_ = utc_now();
+    RunFacts facts_;
     int32_t k_ = 0;
     RunShape shape_;
     std::unique_ptr<Backend> backend_;
@@ -82,36 +100,47 @@ class GenerateJob {
     std::unique_ptr<Tokenizer> tokenizer_;
     std::optional<PromptFiles> prompt_files_;
     std::optional<RecordSource> source_;
+    h5::Attributes fingerprint_;
     std::optional<ResultWriter> writer_;
     int64_t next_record_ = 0;
     ResultSummary totals_;
+    bool saving_ = false;  // in the writer: an error that ends the job may come from there
 
     std::optional<TargetModel> model_;
     std::optional<DFlash2> drafter_;
 };
 
-GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session)
-    : options_(options), session_(session), comm_(session.world()), log_(session.rank() == 0) {
+GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session, Parent parent)
+    : options_(options),
+      session_(session),
+      parent_(parent),
+      comm_(session.world()),
+      log_(session.rank() == 0),
+      facts_{.start = utc_now(), .hosts = session.hosts(), .devices = {}, .comm = {}} {}
+
+void GenerateJob::start_up() {
     agree(comm_, "ranks", [&] {
         const Placement placement =
-            place_ranks(session.hosts(), options.tp)[static_cast<size_t>(session.rank())];
+            place_ranks(session_.hosts(), options_.tp)[static_cast<size_t>(session_.rank())];
         if (placement.groups > 1) {
             throw Error(ErrorKind::usage,
                         fmt::format("--tp {}: {} ranks would form {} groups; several groups in one "
                                     "job are not supported yet: start one job a group",
-                                    options.tp, session.size(), placement.groups));
+                                    options_.tp, session_.size(), placement.groups));
         }
-        if (options.prompts.size() + (options.prompt_texts.empty() ? 0 : 1) != 1) {
+        if (options_.prompts.size() + (options_.prompt_texts.empty() ? 0 : 1) != 1) {
             throw Error(ErrorKind::usage, "--prompts: expected one file, found several");
         }
     });
     choose_backend();
+    facts_.devices = gather_texts(comm_, backend_->device());
+    facts_.comm = model_comm().name();
     agree(comm_, "checkpoint", [&] { read_checkpoint(); });
     agree(comm_, "files", [&] {
         if (leads()) open_files();
     });
     comm_.broadcast_host(&shape_, sizeof shape_, 0);
-    if (options.dry_run) return;
+    if (options_.dry_run || shape_.remaining == 0) return;
     agree(comm_, "weights", [&] { load_model(); });
 }
 
@@ -127,6 +156,21 @@ void GenerateJob::choose_backend() {
     agree(comm_, "backend",
           [&] { backend_ = make_backend(name, session_.local_rank() % std::max(gpu_count(), 1)); });
     if (!backend_->on_host()) staged_comm_ = make_staged_comm(comm_, *backend_);
+}
+
+// From here on a rank that dies or falls silent ends the job with a word about it.
+void GenerateJob::watch() {
+    fatal_.emplace(
+        Fatal::Rank{.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
+        position_, &MpiSession::abort);
+    fatal_->at_end([this] {
+        prompt_files_.reset();  // its temporary files would stay
+        if (writer_ && !saving_ && !parent_.gone()) writer_->commit();
+    });
+    if (options_.watchdog > 0) {
+        watchdog_.emplace(session_, position_, *fatal_, parent_,
+                          std::chrono::seconds(options_.watchdog));
+    }
 }
 
 void GenerateJob::read_checkpoint() {
@@ -167,8 +211,12 @@ void GenerateJob::open_files() {
         }
     }
 
+    fingerprint_ =
+        fingerprint(options_, *checkpoint_, draft_checkpoint_ ? &*draft_checkpoint_ : nullptr,
+                    tokenizer_.get(), source_->digest(), k_, shape_.capacity, *backend_);
     if (options_.dry_run) {
         check_output(options_.out, options_.output_exists == OutputExists::overwrite);
+        check_run(parts_folder(options_.out), fingerprint_);
         return;
     }
     ResultOptions results;
@@ -178,10 +226,26 @@ void GenerateJob::open_files() {
     results.layout.text = tokenizer_ && !options_.no_text;
     results.records = first_records(shape_.records);
     results.ids = {&source_->ids()};
-    results.fingerprint = fingerprint(options_, prompt_files_->paths(), *checkpoint_,
-                                      draft_checkpoint_ ? &*draft_checkpoint_ : nullptr,
-                                      tokenizer_.get(), k_, shape_.capacity, *backend_);
+    results.fingerprint = fingerprint_;
+    results.locking = options_.locking;
+    results.before_commit = [this] { check_launcher(); };
     writer_.emplace(std::move(results));
+    for (const std::string& notice : writer_->notices()) log_.notice(notice);
+    totals_ = writer_->resumed();
+    shape_.remaining = writer_->remaining();
+    if (writer_->restarts() > 0) {
+        log_.notice(fmt::format("going on with {}: {} of {} records are done",
+                                parts_folder(options_.out).string(), totals_.records,
+                                shape_.records));
+    }
+    heartbeat_ = Heartbeat(options_.heartbeat);
+}
+
+// Ranks outlive a killed mpirun by a second, and a new start of the run may be at work already.
+void GenerateJob::check_launcher() const {
+    if (parent_.gone()) {
+        throw Error(ErrorKind::comm, "the launcher of this rank is gone: nothing more is written");
+    }
 }
 
 ModelLimits GenerateJob::limits() const {
@@ -216,11 +280,18 @@ void GenerateJob::show_plan() const {
                shape_.records, comm_.size(), plan.slots, plan.capacity, plan.max_rows);
 }
 
+// The next records that no earlier start has done; false: there are none.
 bool GenerateJob::refill(Engine& engine) {
     std::vector<Prompt> prompts;
     if (leads()) {
-        prompts = source_->read(next_record_, kSlice);
-        next_record_ += std::ssize(prompts);
+        const auto open = [&](int64_t record) {
+            return record < shape_.records && !writer_->is_done({.prompt_index = record});
+        };
+        while (next_record_ < shape_.records && !open(next_record_)) ++next_record_;
+        int64_t count = 0;
+        while (count < kSlice && open(next_record_ + count)) ++count;
+        prompts = source_->read(next_record_, count);
+        next_record_ += count;
     }
     prompts = broadcast_records(comm_, 0, std::move(prompts));
     const bool more = !prompts.empty();
@@ -236,63 +307,130 @@ std::string GenerateJob::text_of(const Generation& generation) const {
 }
 
 void GenerateJob::deliver(Engine& engine) {
-    for (Generation& generation : engine.take_finished()) {
+    std::vector<Generation> finished = engine.take_finished();
+    if (!leads()) return;
+    position_.aside("write");
+    saving_ = true;
+    for (Generation& generation : finished) {
         totals_.add(generation);
-        if (!leads()) continue;
         if (writer_->layout().text) generation.text = text_of(generation);
         writer_->add(std::move(generation));
     }
-    if (leads()) writer_->commit_if_old();
-    log_.progress({.done = totals_.records,
-                   .total = shape_.records,
-                   .tokens = engine.stats().emitted,
-                   .accept_length = k_ > 0 ? totals_.accept_length() : 0.0});
+    writer_->commit_if_old();
+    saving_ = false;
+    log_.progress(progress(engine.stats()));
 }
 
-void GenerateJob::finish(const Engine& engine) {
+Progress GenerateJob::progress(const EngineStats& stats) const {
+    return {.done = totals_.records,
+            .total = shape_.records,
+            .tokens = stats.emitted,
+            .accept_length = k_ > 0 && totals_.steps > 0 ? totals_.accept_length() : 0.0};
+}
+
+void GenerateJob::save() {
+    position_.aside("write");
+    saving_ = true;
+    writer_->commit();
+    saving_ = false;
+}
+
+// Saves at once: the launcher may leave its ranks no more than a second.
+void GenerateJob::drain(Engine& engine, const std::string& reason) {
+    engine.drop_queued();
     if (!leads()) return;
-    log_.finish({.done = totals_.records,
-                 .total = shape_.records,
-                 .tokens = engine.stats().emitted,
-                 .accept_length = k_ > 0 ? totals_.accept_length() : 0.0});
-    totals_ = writer_->finish(
-        provenance(options_, started_, session_, *backend_, comm_, *checkpoint_,
-                   draft_checkpoint_ ? &*draft_checkpoint_ : nullptr, k_, shape_.records));
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    fmt::print("{}", summary_table(totals_, engine.stats(), k_, seconds, options_.out));
+    save();
+    log_.notice(fmt::format("{}: no record is started any more, {} are still running", reason,
+                            engine.in_flight()));
 }
 
-int GenerateJob::run() {
-    if (options_.dry_run) {
-        if (leads()) show_plan();
-        return 0;
-    }
+int GenerateJob::run_steps() {
     Engine engine(*backend_, model_comm(), position_, *model_, drafter_ ? &*drafter_ : nullptr,
                   {.max_batched_tokens = static_cast<int32_t>(model_->limits().max_rows /
                                                               kPrefillGrid * kPrefillGrid),
                    .k = k_,
                    .known_tokens = shape_.known_tokens,
                    .eos = config_.eos_token_ids});
-    Fatal fatal({.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
-                position_, &MpiSession::abort);
-    if (leads()) fatal.at_end([&] { writer_->commit(); });
-    return fatal.guard([&] {
-        bool more = true;
-        while (more || !engine.idle()) {
-            while (more && engine.queued() < model_->limits().slots) more = refill(engine);
-            engine.step();
-            deliver(engine);
+    StopPlan plan(start_, std::chrono::seconds(options_.max_time),
+                  std::chrono::seconds(options_.grace));
+    Stop stop = Stop::none;
+    bool more = true;
+    while (more || !engine.idle()) {
+        const Stop before = std::exchange(stop, plan.agree(comm_));
+        if (before == Stop::none && stop != Stop::none) {
+            drain(engine, plan.reason());
+            more = false;
         }
-        finish(engine);
-        return options_.fail_on_error && totals_.errors > 0 ? 1 : 0;
-    });
+        if (stop == Stop::now) break;
+        while (more && engine.queued() < model_->limits().slots) more = refill(engine);
+        engine.step();
+        deliver(engine);
+        if (leads()) {
+            heartbeat_.beat(stop == Stop::none ? "running" : "draining", progress(engine.stats()));
+        }
+    }
+    return end(engine.stats(), stop != Stop::none);
+}
+
+// Other ranks know what is computed, the leader also what earlier starts have left.
+int GenerateJob::end(const EngineStats& stats, bool stopped) {
+    int64_t left[] = {0, 0};  // records not done, records with an error
+    if (leads()) {
+        left[0] = writer_->remaining();
+        left[1] = totals_.errors;
+    }
+    comm_.broadcast_host(left, sizeof left, 0);
+    const bool resumable = stopped && left[0] > 0;
+    if (leads()) {
+        log_.finish(progress(stats));
+        if (resumable) {
+            save();
+            heartbeat_.beat("stopped", progress(stats));
+            log_.notice(fmt::format("stopped with {} of {} records done; the same command goes on",
+                                    totals_.records, shape_.records));
+        } else {
+            finish(stats);
+        }
+    }
+    if (resumable) return kResumable;
+    return options_.fail_on_error && left[1] > 0 ? 1 : 0;
+}
+
+void GenerateJob::finish(const EngineStats& stats) {
+    position_.aside("assemble");
+    heartbeat_.beat("assembling", progress(stats));
+    facts_.restarts = writer_->restarts();
+    facts_.records_computed = writer_->computed();
+    saving_ = true;
+    const ResultSummary totals = writer_->finish(provenance(options_, fingerprint_, facts_));
+    saving_ = false;
+    heartbeat_.beat("done", progress(stats));
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    fmt::print("{}", summary_table(totals, writer_->resumed(), stats, k_, seconds, options_.out));
+}
+
+int GenerateJob::run() {
+    if (!options_.dry_run) watch();
+    try {
+        start_up();
+    } catch (const AgreedError&) {
+        throw;
+    } catch (...) {
+        if (fatal_) fatal_->end(std::current_exception());
+        throw;
+    }
+    if (options_.dry_run) {
+        if (leads()) show_plan();
+        return 0;
+    }
+    return fatal_->guard([&] { return shape_.remaining == 0 ? end({}, false) : run_steps(); });
 }
 
 }  // namespace
 
-int run_generate(const GenerateOptions& options, MpiSession& session) {
-    return GenerateJob(options, session).run();
+int run_generate(const GenerateOptions& options, MpiSession& session, Parent parent) {
+    return GenerateJob(options, session, parent).run();
 }
 
 }  // namespace quadrille

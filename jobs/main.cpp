@@ -10,6 +10,7 @@
 #include "kernels/check.h"
 #include "runtime/agree.h"
 #include "runtime/mpi.h"
+#include "runtime/parent.h"
 
 #include <fmt/format.h>
 
@@ -49,12 +50,12 @@ int run_alone(const Command& command) {
 
 // Jobs on ranks. Start-up errors are agreed on inside; what a job throws after its start-up it
 // ends itself, through Fatal.
-int run_on_ranks(const Command& command, MpiSession& session) {
+int run_on_ranks(const Command& command, MpiSession& session, Parent parent) {
     if (const auto* text = std::get_if<ShowText>(&command)) {
         return session.rank() == 0 ? show(*text) : text->code;
     }
     if (const auto* generate = std::get_if<GenerateOptions>(&command)) {
-        return run_generate(*generate, session);
+        return run_generate(*generate, session, parent);
     }
     throw Error(ErrorKind::internal, "a job that is offered but not linked in");
 }
@@ -75,13 +76,14 @@ void broadcast(Communicator& world, std::vector<std::string>& words) {
 // Command line and environment of rank 0 count on every rank: mpirun does not carry the
 // environment to other hosts.
 int start_ranks(Invocation invocation) {
+    const Parent parent;
     MpiSession session;
     try {
         broadcast(session.world(), invocation.arguments);
         broadcast(session.world(), invocation.environment);
         const Command command = agree(session.world(), "command line",
                                       [&] { return parse_command(invocation, kOffered); });
-        return run_on_ranks(command, session);
+        return run_on_ranks(command, session, parent);
     } catch (const AgreedError& error) {
         if (session.rank() != 0) return error.exit_code();
         return report(error);

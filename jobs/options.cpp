@@ -21,7 +21,8 @@
 namespace quadrille {
 namespace {
 
-constexpr int64_t kTokenGrid = 64;  // prefill chunks are cut at its multiples
+constexpr int64_t kTokenGrid = 64;     // prefill chunks are cut at its multiples
+constexpr int64_t kShortestWatch = 4;  // of Watchdog
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
@@ -38,7 +39,8 @@ constexpr std::array kFromEnvironment = {
     FromEnvironment{"MAX_NUM_SEQS", "--max-seqs"},
 };
 constexpr const char* kCudaGraphs = "CUDA_GRAPHS";
-constexpr const char* kSlurmJob = "SLURM_JOB_ID";  // for provenance only
+constexpr const char* kSlurmJob = "SLURM_JOB_ID";          // for provenance only
+constexpr const char* kLocking = "HDF5_USE_FILE_LOCKING";  // HDF5's own; our lock obeys it too
 
 [[noreturn]] void fail(const std::string& message) {
     throw Error(ErrorKind::usage, message);
@@ -90,6 +92,46 @@ CLI::Validator not_empty(std::string wanted) {
             return text.empty() ? fmt::format("expected {}, found an empty name", wanted) : "";
         },
         "");
+}
+
+// Seconds in "90", "90s", "45m", "2h", "1d" or "1:30:00" (hours, minutes, seconds).
+std::optional<int64_t> parse_time(const std::string& text) {
+    constexpr int64_t kMost = 1'000'000'000;
+    int64_t seconds = 0;
+    size_t begin = 0;
+    for (size_t colon = 0, fields = 1; colon != std::string::npos; ++fields) {
+        colon = text.find(':', begin);
+        std::string field = text.substr(begin, colon - begin);
+        int64_t unit = 1;
+        if (fields == 1 && colon == std::string::npos && !field.empty()) {
+            const size_t named = std::string_view("smhd").find(field.back());
+            if (named != std::string_view::npos) field.pop_back();
+            unit = named == std::string_view::npos ? 1 : std::array{1, 60, 3600, 86400}[named];
+        }
+        const std::optional<int64_t> value = parse_number<int64_t>(field);
+        const bool in_range = value && *value >= 0 && *value <= kMost / unit;
+        if (!in_range || fields > 3 || (fields > 1 && *value > 59)) return std::nullopt;
+        seconds = seconds * 60 + *value * unit;
+        begin = colon + 1;
+    }
+    return seconds <= kMost ? std::optional(seconds) : std::nullopt;
+}
+
+CLI::Option* add_time(CLI::App& app, const char* name, int64_t& value, int64_t low,
+                      const char* help) {
+    return app
+        .add_option_function<std::string>(
+            name, [&value](const std::string& text) { value = *parse_time(text); }, help)
+        ->check(CLI::Validator(
+            [low](const std::string& text) -> std::string {
+                const std::optional<int64_t> time = parse_time(text);
+                if (time && *time >= low) return {};
+                return fmt::format(
+                    "expected a time of at least {} s such as 90, 45m, 2h or 1:30:00, found '{}'",
+                    low, text);
+            },
+            ""))
+        ->option_text("TIME");
 }
 
 CLI::Option* add_output_exists(CLI::App& app, OutputExists& value) {
@@ -175,6 +217,17 @@ void add_generate(CLI::App& app, GenerateOptions& options) {
         ->group(running);
     app.add_flag("--eager", options.eager, "no CUDA graphs (or CUDA_GRAPHS=0)")->group(running);
     add_output_exists(app, options.output_exists)->group(running);
+    add_time(app, "--max-time", options.max_time, 1, "end within this time, resumable (exit 75)")
+        ->group(running);
+    add_time(app, "--grace", options.grace, 0, "for running records when asked to stop [20]")
+        ->group(running);
+    add_time(app, "--watchdog", options.watchdog, 0,
+             "a rank silent for so long is lost, 0: off [300]")
+        ->group(running);
+    app.add_option("--heartbeat", options.heartbeat, "progress as JSON, renewed every 10 s")
+        ->check(not_empty("a file"))
+        ->option_text("FILE")
+        ->group(running);
     app.add_flag("--dry-run", options.dry_run, "check everything, run nothing")->group(running);
 }
 
@@ -234,6 +287,10 @@ void finish(GenerateOptions& options) {
     options.max_batched_tokens -= options.max_batched_tokens % kTokenGrid;
     if (options.draft == "none" && options.k > 0) {
         fail(fmt::format("--k: expected 0 without a drafter (--draft none), found {}", options.k));
+    }
+    if (options.watchdog > 0 && options.watchdog < kShortestWatch) {
+        fail(fmt::format("--watchdog: expected 0 (off) or at least {} s, found {}", kShortestWatch,
+                         options.watchdog));
     }
     if (options.k < 0) options.k = options.draft == "none" ? 0 : 2;
 }
@@ -363,6 +420,13 @@ class Parser {
         return fmt::format("{} (see quadrille {}--help)", message, command_name());
     }
 
+    static std::string value_of(const Invocation& invocation, const std::string& name) {
+        for (const std::string& entry : invocation.environment) {
+            if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+        }
+        return "";
+    }
+
     std::string command_name() const {
         const std::vector<CLI::App*> chosen = app_.get_subcommands();
         return chosen.empty() ? "" : chosen.front()->get_name() + " ";
@@ -379,10 +443,10 @@ class Parser {
         if (name == "inspect") return finished(inspect_);
         if (name == "pack") return finished(pack_);
         if (name == "unpack") return finished(unpack_);
-        const std::string slurm_job = fmt::format("{}=", kSlurmJob);
-        for (const std::string& entry : invocation.environment) {
-            if (entry.starts_with(slurm_job)) generate_.slurm_job = entry.substr(slurm_job.size());
-        }
+        generate_.slurm_job = value_of(invocation, kSlurmJob);
+        const std::string locking = value_of(invocation, kLocking);
+        if (locking == "FALSE" || locking == "0") generate_.locking = Locking::off;
+        if (locking == "BEST_EFFORT") generate_.locking = Locking::best_effort;
         generate_.command_line = fmt::format("quadrille {}", fmt::join(invocation.arguments, " "));
         return finished(generate_);
     }
@@ -408,6 +472,7 @@ Invocation read_invocation(int argc, const char* const* argv) {
     for (const FromEnvironment& entry : kFromEnvironment) take(entry.variable);
     take(kCudaGraphs);
     take(kSlurmJob);
+    take(kLocking);
     return invocation;
 }
 

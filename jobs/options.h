@@ -6,6 +6,7 @@
 
 #include "drafter/draft_plan.h"
 #include "io/records.h"
+#include "io/run_lock.h"
 
 #include <cstdint>
 #include <span>
@@ -43,6 +44,11 @@ struct GenerateOptions {
     bool eager = false;  // no CUDA graphs
 
     OutputExists output_exists = OutputExists::fail;
+    int64_t max_time = 0;    // seconds the run may take, then it drains; 0: any
+    int64_t grace = 20;      // seconds a drain may take
+    int64_t watchdog = 300;  // seconds until a silent rank ends the job; 0: never
+    std::string heartbeat;   // a JSON file with the progress; "": none
+    Locking locking = Locking::required;
     bool dry_run = false;      // check everything, run nothing, write nothing
     std::string command_line;  // as given, for provenance
     std::string slurm_job;     // "" outside Slurm

@@ -1,30 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/provenance.h"
 
-#include "io/digest.h"
-#include "kernels/check.h"
+#include "runtime/mpi.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <chrono>
-#include <fstream>
+#include <utility>
 
 namespace quadrille {
 
 namespace {
-
-std::string file_digest(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw Error(ErrorKind::io, fmt::format("{}: cannot be read", path));
-    Digest digest;
-    std::vector<char> block(size_t{1} << 20);
-    while (file) {
-        file.read(block.data(), std::ssize(block));
-        digest.add(std::string_view(block.data(), static_cast<size_t>(file.gcount())));
-    }
-    return digest.hex();
-}
 
 // Options that decide what a record computes.
 h5::Attributes sampling(const RecordOptions& record, uint64_t seed) {
@@ -47,15 +34,15 @@ std::string utc_now() {
         fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-h5::Attributes fingerprint(const GenerateOptions& options, const std::vector<std::string>& prompts,
-                           const Checkpoint& checkpoint, const Checkpoint* drafter,
-                           const Tokenizer* tokenizer, int64_t k, int64_t context,
+h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
+                           const Checkpoint* drafter, const Tokenizer* tokenizer,
+                           const std::string& prompts_digest, int64_t k, int64_t context,
                            const Backend& backend) {
     h5::Attributes fields = sampling(options.record, options.seed);
     fields["checkpoint_digest"] = checkpoint.digest();
     fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
     fields["tokenizer_digest"] = tokenizer == nullptr ? std::string() : tokenizer->digest();
-    fields["prompts_digest"] = file_digest(prompts.front());
+    fields["prompts_digest"] = prompts_digest;
     fields["k"] = k;
     fields["context"] = context;
     fields["limit"] = options.limit;
@@ -64,31 +51,28 @@ h5::Attributes fingerprint(const GenerateOptions& options, const std::vector<std
     return fields;
 }
 
-h5::Attributes provenance(const GenerateOptions& options, const std::string& start,
-                          const MpiSession& session, const Backend& backend,
-                          const Communicator& comm, const Checkpoint& checkpoint,
-                          const Checkpoint* drafter, int64_t k, int64_t records_computed) {
-    h5::Attributes fields = sampling(options.record, options.seed);
+h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerprint,
+                          const RunFacts& facts) {
+    h5::Attributes fields = std::move(fingerprint);
     fields["version"] = version();
     fields["commit"] = commit();
     fields["command_line"] = options.command_line;
-    fields["hosts"] = session.hosts();
-    fields["ranks"] = int64_t{session.size()};
-    fields["backend"] = backend.name();
-    fields["device"] = backend.device();
-    fields["comm"] = comm.name();
+    fields["libraries"] = std::vector<std::string>{mpi::library_version(), h5::library_version(),
+                                                   "compiler " __VERSION__};
+    fields["hosts"] = facts.hosts;
+    fields["devices"] = facts.devices;
+    fields["ranks"] = std::ssize(facts.hosts);
+    fields["comm"] = facts.comm;
     fields["target"] = options.target;
-    fields["checkpoint_digest"] = checkpoint.digest();
-    fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
     fields["draft"] = options.draft;
-    fields["k"] = k;
     fields["max_seqs"] = options.max_seqs;
     fields["max_batched_tokens"] = options.max_batched_tokens;
-    fields["start"] = start;
+    fields["graphs"] = int64_t{0};  // no backend captures its steps yet
+    fields["start"] = facts.start;
     fields["end"] = utc_now();
     fields["slurm_job"] = options.slurm_job;
-    fields["restarts"] = int64_t{0};
-    fields["records_computed"] = records_computed;
+    fields["restarts"] = facts.restarts;
+    fields["records_computed"] = facts.records_computed;
     return fields;
 }
 

@@ -8,8 +8,6 @@
 #include "io/tokenizer.h"
 #include "jobs/options.h"
 #include "kernels/backend.h"
-#include "runtime/comm.h"
-#include "runtime/mpi.h"
 
 #include <cstdint>
 #include <string>
@@ -21,14 +19,23 @@ std::string utc_now();  // ISO 8601
 
 // What makes two runs the same; `drafter` and `tokenizer` may be nullptr. The number of ranks and
 // the batch are not part of it.
-h5::Attributes fingerprint(const GenerateOptions& options, const std::vector<std::string>& prompts,
-                           const Checkpoint& checkpoint, const Checkpoint* drafter,
-                           const Tokenizer* tokenizer, int64_t k, int64_t context,
+h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
+                           const Checkpoint* drafter, const Tokenizer* tokenizer,
+                           const std::string& prompts_digest, int64_t k, int64_t context,
                            const Backend& backend);
 
-h5::Attributes provenance(const GenerateOptions& options, const std::string& start,
-                          const MpiSession& session, const Backend& backend,
-                          const Communicator& comm, const Checkpoint& checkpoint,
-                          const Checkpoint* drafter, int64_t k, int64_t records_computed);
+// What only the run knows.
+struct RunFacts {
+    std::string start;                 // utc_now() at its start
+    std::vector<std::string> hosts;    // of each rank
+    std::vector<std::string> devices;  // of each rank
+    std::string comm;                  // name of the communicator
+    int64_t restarts = 0;
+    int64_t records_computed = 0;
+};
+
+// `fingerprint` and what happened to come together with it.
+h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerprint,
+                          const RunFacts& facts);
 
 }  // namespace quadrille

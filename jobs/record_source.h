@@ -21,6 +21,7 @@ class RecordSource {
 
     int64_t record_count() const { return count_; }
     std::string name() const { return reader_.path().string(); }
+    std::string digest() const { return reader_.digest(); }  // names the prompts and their options
     const Ids& ids() const { return reader_.ids(); }
     const std::vector<std::string>& notices() const { return reader_.notices(); }
     // Largest sum of a record's prompt and its max_new_tokens; a text file is tokenized for it.

@@ -5,8 +5,9 @@
 
 namespace quadrille {
 
-std::string summary_table(const ResultSummary& totals, const EngineStats& stats, int32_t k,
-                          double seconds, const std::string& out) {
+std::string summary_table(const ResultSummary& totals, const ResultSummary& earlier,
+                          const EngineStats& stats, int32_t k, double seconds,
+                          const std::string& out) {
     const auto ratio = [](auto a, auto b) {
         return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0.0;
     };
@@ -14,17 +15,20 @@ std::string summary_table(const ResultSummary& totals, const EngineStats& stats,
     const auto line = [&](const char* title, const std::string& value) {
         text += fmt::format("{:<15}{}\n", title, value);
     };
-    line("records",
-         fmt::format("{} ok, {} with an error", totals.records - totals.errors, totals.errors));
+    const std::string before =
+        earlier.records > 0 ? fmt::format(" ({} by earlier starts)", earlier.records) : "";
+    line("records", fmt::format("{} ok, {} with an error{}", totals.records - totals.errors,
+                                totals.errors, before));
     line("tokens", fmt::format("{} read, {} written", stats.prefill_tokens, totals.tokens));
     line("time", fmt::format("{:.2f} s: prefill {:.2f} s, decode {:.2f} s", seconds,
                              stats.prefill_seconds, stats.decode_seconds));
     line("prefill",
          fmt::format("{:.1f} tokens/s", ratio(stats.prefill_tokens, stats.prefill_seconds)));
-    line("decode", fmt::format("{:.1f} tokens/s; {} passes of {:.2f} ms, {:.1f} records each",
-                               ratio(totals.emitted, stats.decode_seconds), stats.decode_steps,
-                               1e3 * ratio(stats.decode_seconds, stats.decode_steps),
-                               ratio(totals.steps, stats.decode_steps)));
+    line("decode",
+         fmt::format("{:.1f} tokens/s; {} passes of {:.2f} ms, {:.1f} records each",
+                     ratio(totals.emitted - earlier.emitted, stats.decode_seconds),
+                     stats.decode_steps, 1e3 * ratio(stats.decode_seconds, stats.decode_steps),
+                     ratio(totals.steps - earlier.steps, stats.decode_steps)));
     if (k > 0 && totals.steps > 0) {
         std::string positions;
         for (const int64_t count : totals.by_position) {

@@ -10,8 +10,10 @@
 
 namespace quadrille {
 
-// Several lines, ready to print. `seconds`: the whole run; `k`: 0 without a drafter.
-std::string summary_table(const ResultSummary& totals, const EngineStats& stats, int32_t k,
-                          double seconds, const std::string& out);
+// Several lines, ready to print. `totals`: of the whole file; `earlier`: of starts before this one;
+// `stats` and `seconds`: of this start; `k`: 0 without a drafter.
+std::string summary_table(const ResultSummary& totals, const ResultSummary& earlier,
+                          const EngineStats& stats, int32_t k, double seconds,
+                          const std::string& out);
 
 }  // namespace quadrille

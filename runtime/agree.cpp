@@ -13,7 +13,6 @@ namespace {
 
 struct Note {
     int64_t kind = 0;    // 0: no error
-    int64_t length = 0;  // of the message
     uint64_t phase = 0;  // hash of its name
 };
 
@@ -26,22 +25,25 @@ uint64_t hash_of(std::string_view text) {
     return hash;
 }
 
-std::vector<std::string> gather_messages(Communicator& comm, const std::vector<Note>& notes,
-                                         const std::string& own) {
-    const int64_t longest = std::ranges::max(notes, {}, &Note::length).length;
+}  // namespace
+
+std::vector<std::string> gather_texts(Communicator& comm, const std::string& own) {
+    const auto size = static_cast<size_t>(comm.size());
+    std::vector<int64_t> lengths(size);
+    const int64_t length = std::ssize(own);
+    comm.all_gather_host(lengths.data(), &length, sizeof length);
+    const int64_t longest = std::ranges::max(lengths);
     std::string padded = own;
     padded.resize(static_cast<size_t>(longest));
-    std::string all(static_cast<size_t>(longest * comm.size()), '\0');
+    std::string all(static_cast<size_t>(longest) * size, '\0');
     comm.all_gather_host(all.data(), padded.data(), longest);
-    std::vector<std::string> messages;
-    for (size_t rank = 0; rank < notes.size(); ++rank) {
-        messages.push_back(all.substr(rank * static_cast<size_t>(longest),
-                                      static_cast<size_t>(notes[rank].length)));
+    std::vector<std::string> texts;
+    for (size_t rank = 0; rank < size; ++rank) {
+        texts.push_back(
+            all.substr(rank * static_cast<size_t>(longest), static_cast<size_t>(lengths[rank])));
     }
-    return messages;
+    return texts;
 }
-
-}  // namespace
 
 Error as_error(std::exception_ptr exception) {
     try {
@@ -61,7 +63,7 @@ void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr err
     std::optional<Error> own;
     if (error) own = as_error(error);
     const std::string message = own ? own->what() : "";
-    const Note note{own ? own->exit_code() : 0, std::ssize(message), hash_of(phase)};
+    const Note note{own ? own->exit_code() : 0, hash_of(phase)};
     std::vector<Note> notes(static_cast<size_t>(comm.size()));
     comm.all_gather_host(notes.data(), &note, sizeof(Note));
 
@@ -77,7 +79,7 @@ void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr err
         std::ranges::find_if(notes, [](const Note& other) { return other.kind != 0; });
     if (first == notes.end()) return;
 
-    const std::vector<std::string> messages = gather_messages(comm, notes, message);
+    const std::vector<std::string> messages = gather_texts(comm, message);
     const auto rank = static_cast<size_t>(first - notes.begin());
     bool everywhere = true;
     for (size_t other = 0; other < notes.size(); ++other) {

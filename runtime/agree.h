@@ -8,9 +8,11 @@
 
 #include <exception>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace quadrille {
 
@@ -47,6 +49,9 @@ auto agree(Communicator& comm, std::string_view phase, Work&& work) {
         return std::move(*result);
     }
 }
+
+// Collective: every rank's text, by rank.
+std::vector<std::string> gather_texts(Communicator& comm, const std::string& own);
 
 // Kind and message of any exception; those that are not ours count as internal, bad_alloc as
 // device.

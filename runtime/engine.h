@@ -64,6 +64,8 @@ class Engine {
     // Records submitted and not finished.
     int64_t in_flight() const { return std::ssize(queue_) + std::ssize(running_); }
     int64_t queued() const { return std::ssize(queue_); }
+    // Forgets the records that have no slot yet.
+    void drop_queued() { queue_.clear(); }
     void step();
     // Records finished since the last call, in the order they finished.
     std::vector<Generation> take_finished();

@@ -30,6 +30,13 @@ void check(int code, const char* call, std::source_location where) {
                 where);
 }
 
+std::string library_version() {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    MPI_CHECK(MPI_Get_library_version(text.data(), &length));
+    return std::string(text.data(), std::strcspn(text.data(), ",\n"));
+}
+
 }  // namespace mpi
 
 namespace {

@@ -25,6 +25,8 @@ namespace mpi {
 void check(int code, const char* call,
            std::source_location where = std::source_location::current());
 
+std::string library_version();  // "Open MPI v4.1.4"
+
 }  // namespace mpi
 
 // A communicator of our own: errors are returned, traffic never meets another communicator's.

@@ -61,6 +61,11 @@ TEST(Options, GenerateHasTheDocumentedDefaults) {
     EXPECT_EQ(options.backend, "auto");
     EXPECT_EQ(options.comm, "auto");
     EXPECT_EQ(options.output_exists, OutputExists::fail);
+    EXPECT_EQ(options.max_time, 0);
+    EXPECT_EQ(options.grace, 20);
+    EXPECT_EQ(options.watchdog, 300);
+    EXPECT_EQ(options.heartbeat, "");
+    EXPECT_EQ(options.locking, Locking::required);
     EXPECT_FALSE(options.record.ignore_eos || options.no_text || options.strict ||
                  options.fail_on_error || options.eager || options.dry_run);
     EXPECT_EQ(options.command_line, "quadrille generate --target T --prompts p.h5 --out g.h5");
@@ -196,6 +201,35 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{}, "DFLASH_K: expected an integer from 0 to 63, found 'x'", {"DFLASH_K=x"}},
         Bad{{}, "CUDA_GRAPHS: expected 0 or 1, found 'yes'", {"CUDA_GRAPHS=yes"}}));
 
+TEST(Options, TimesHaveUnitsOrColons) {
+    const std::pair<const char*, int64_t> good[] = {
+        {"90", 90},        {"90s", 90},           {"45m", 2700},
+        {"2h", 7200},      {"1d", 86400},         {"1:30", 90},
+        {"1:30:00", 5400}, {"100:00:59", 360059}, {"1000000000", 1'000'000'000}};
+    for (const auto& [text, seconds] : good) {
+        EXPECT_EQ(generate({"--max-time", text}).max_time, seconds) << text;
+    }
+    for (const char* text : {"", "0", "-1", "1.5", "m", "1:60", "1:2:3:4", "1:30m", "1:", ":1",
+                             "2w", "1000000001", "99999999999d", "1h30m", " 1", "1000000000:00"}) {
+        EXPECT_EQ(usage_error(generate_with({"--max-time", text})),
+                  std::string("--max-time: expected a time of at least 1 s such as 90, 45m, 2h or "
+                              "1:30:00, found '") +
+                      text + "' (see quadrille generate --help)");
+    }
+    EXPECT_EQ(generate({"--grace", "0"}).grace, 0);
+    EXPECT_EQ(generate({"--watchdog", "0"}).watchdog, 0);
+    EXPECT_EQ(generate({"--watchdog", "1m"}).watchdog, 60);
+    EXPECT_EQ(usage_error(generate_with({"--watchdog", "3"})),
+              "--watchdog: expected 0 (off) or at least 4 s, found 3");
+}
+
+TEST(Options, LockingIsThatOfHdf5) {
+    EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=FALSE"}).locking, Locking::off);
+    EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=0"}).locking, Locking::off);
+    EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=BEST_EFFORT"}).locking, Locking::best_effort);
+    EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=TRUE"}).locking, Locking::required);
+}
+
 TEST(Options, MissingOnesAreNamed) {
     EXPECT_EQ(usage_error({"generate"}),
               "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
@@ -249,7 +283,7 @@ TEST(Options, HelpFitsAScreen) {
     for (const char* command : {"generate", "inspect", "pack", "unpack"}) {
         const auto text = std::get<ShowText>(parse({command, "--help"}));
         EXPECT_EQ(text.code, 0);
-        EXPECT_LE(std::ranges::count(text.text, '\n'), 32) << text.text;
+        EXPECT_LE(std::ranges::count(text.text, '\n'), 48) << text.text;
         size_t column = 0;
         for (const char letter : text.text) {
             column = letter == '\n' ? 0 : column + 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // same_results A B…: whether generations files are equal in every dataset and attribute outside
-// /provenance. Prints the first difference of each; exit 1 if there is one.
+// /provenance. Prints the first difference of each; exit 1 if there is one. Of an equal file it
+// prints restarts and records_computed.
 #include "io/h5.h"
 #include "kernels/check.h"
 
@@ -82,8 +83,15 @@ int main(int argc, char** argv) {
         int differing = 0;
         const h5::File first = h5::File::open(argv[1]);
         for (int i = 2; i < argc; ++i) {
-            const std::string found = difference(first, h5::File::open(argv[i]), "/");
-            if (found.empty()) continue;
+            const h5::File other = h5::File::open(argv[i]);
+            const std::string found = difference(first, other, "/");
+            if (found.empty()) {
+                h5::Attributes made_by = other.group("provenance").attributes();
+                fmt::print("equal, restarts {}, records_computed {}\n",
+                           h5::describe(made_by["restarts"]),
+                           h5::describe(made_by["records_computed"]));
+                continue;
+            }
             fmt::print("{} and {} differ: {}\n", argv[1], argv[i], found);
             ++differing;
         }

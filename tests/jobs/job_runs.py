@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the program for resume_test.py: started, watched, ended in the middle, compared."""
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+PATIENCE = 60  # seconds for anything that should happen at once
+
+
+def expect(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition, what, seconds=PATIENCE, pause=0.01):
+    end = time.monotonic() + seconds
+    while not condition():
+        expect(time.monotonic() < end, f"{what}: not within {seconds} s")
+        time.sleep(pause)
+
+
+class Run:
+    """One start of the program; its output goes to files, because pipes would outlive a killed mpirun."""
+
+    def __init__(self, command, env, out, **popen):
+        self.out, self.start = out, time.monotonic()
+        self.stdout, self.stderr = (tempfile.TemporaryFile("w+") for _ in range(2))
+        self.process = subprocess.Popen(command, env={**os.environ, **env}, stdin=subprocess.DEVNULL,
+                                        stdout=self.stdout, stderr=self.stderr, **popen)
+
+    def text(self, file):
+        file.seek(0)
+        return file.read()
+
+    @property
+    def errors(self):
+        return self.text(self.stderr)
+
+    def lines(self, pattern):
+        return [line for line in self.errors.splitlines() if re.search(pattern, line)]
+
+    def wait(self, seconds=PATIENCE):
+        self.process.wait(timeout=seconds)
+        return self.process.returncode
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def expect_code(self, code, seconds=PATIENCE):
+        found = self.wait(seconds)
+        expect(found == code, f"exit code {found}, expected {code}:\n{self.errors}")
+        return self
+
+    def expect_one(self, pattern):
+        found = self.lines(pattern)
+        expect(len(found) == 1, f"{len(found)} lines like '{pattern}', expected one:\n{self.errors}")
+
+    def ranks(self, count):
+        """Process ids by rank, once all are there."""
+        found = {}
+
+        def look():
+            for entry in os.listdir("/proc"):
+                if not entry.isdigit():
+                    continue
+                try:
+                    with open(f"/proc/{entry}/stat", encoding="utf-8") as stat:
+                        parent = int(stat.read().rsplit(")", 1)[1].split()[1])
+                    if parent != self.process.pid:
+                        continue
+                    with open(f"/proc/{entry}/environ", encoding="utf-8", errors="replace") as environ:
+                        rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", environ.read())
+                    if rank:
+                        found[int(rank.group(1))] = int(entry)
+                except OSError:
+                    pass
+            return len(found) == count or self.ended()
+        wait_until(look, "the ranks start")
+        return found
+
+    def computed(self):
+        """Records computed by all starts, as OUT.parts/lock tells."""
+        try:
+            with open(self.out + ".parts/lock", encoding="utf-8") as lock:
+                return sum(int(line.split()[2]) for line in lock.read().splitlines())
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def wait_computed(self, records):
+        wait_until(lambda: self.computed() >= records or self.ended(), f"{records} records")
+        expect(not self.ended(), f"ended early:\n{self.errors}")
+
+
+class Workshop:
+    """Where the program, its models and the runs' files are."""
+
+    def __init__(self, options, folder):
+        self.options, self.folder, self.count = options, folder, 0
+        self.model = os.path.join(options.models, "toy-vocab768")
+        self.made = {}
+
+    def path(self, name):
+        self.count += 1
+        folder = os.path.join(self.folder, str(self.count))
+        os.mkdir(folder)
+        return os.path.join(folder, name)
+
+    def prompts(self, records, longest=10):
+        key = (records, longest)
+        if key not in self.made:
+            rng = random.Random(records)
+            lines, packed = self.path("lines.jsonl"), self.path("prompts.h5")
+            with open(lines, "w", encoding="utf-8") as file:
+                for _ in range(records):
+                    tokens = [rng.randrange(768) for _ in range(rng.randint(1, longest))]
+                    file.write(json.dumps({"tokens": tokens}) + "\n")
+            subprocess.run([self.options.program, "pack", lines, "--out", packed], check=True, stdout=subprocess.DEVNULL)
+            self.made[key] = packed
+        return self.made[key]
+
+    def start(self, out, records, tokens, more=(), ranks=2, env=None, program=None, **popen):
+        command = [program or self.options.program, "generate", "--target", self.model, "--prompts",
+                   self.prompts(records), "--out", out, "--max-new-tokens", str(tokens), "--ignore-eos",
+                   "--max-seqs", "8", *more]
+        if ranks:
+            command = [self.options.mpirun, "-n", str(ranks)] + command
+        return Run(command, env or {}, out, **popen)
+
+    def slow(self, milliseconds, **act):
+        """Environment of a run whose steps take longer, or of which a rank comes to grief."""
+        env = {"LD_PRELOAD": self.options.rank, "FAILING_RANK_MS": str(milliseconds)}
+        return {**env, **{"FAILING_RANK" + ("_" + k if k else ""): str(v) for k, v in act.items()}}
+
+    def reference(self, records, tokens):
+        key = ("reference", records, tokens)
+        if key not in self.made:
+            out = self.path("out.h5")
+            self.start(out, records, tokens, ranks=0).expect_code(0)
+            self.made[key] = out
+        return self.made[key]
+
+    def compare(self, out, records, tokens):
+        """(restarts, records computed) of a result that must equal an uninterrupted one."""
+        done = subprocess.run([self.options.compare, self.reference(records, tokens), out], capture_output=True,
+                              text=True, check=False)
+        found = re.fullmatch(r"equal, restarts (\d+), records_computed (\d+)\n", done.stdout)
+        expect(found, f"the result is not that of an uninterrupted run: {done.stdout}{done.stderr}")
+        return int(found.group(1)), int(found.group(2))
+
+    def complete(self, out, records, tokens, ranks=0):
+        """Goes on with an interrupted run to its end; returns as compare."""
+        self.start(out, records, tokens, ranks=ranks).expect_code(0)
+        left = sorted(set(os.listdir(os.path.dirname(out))) - {os.path.basename(out)})
+        expect(not left, f"left over: {left}")
+        return self.compare(out, records, tokens)
+
+
+def run_cases(cases, workshop):
+    """TAP, one point a case."""
+    print(f"1..{len(cases)}", flush=True)
+    good = True
+    for case in cases:
+        start, problem = time.monotonic(), None
+        try:
+            case(workshop)
+        except (AssertionError, subprocess.SubprocessError, OSError) as error:
+            good, problem = False, str(error) or repr(error)
+        for line in (problem or "").splitlines():
+            print("# " + line)
+        print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')}"
+              f" ({time.monotonic() - start:.1f} s)", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit("run resume_test.py")

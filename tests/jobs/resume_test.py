@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing computed is lost: runs of `generate` are killed, signalled, stopped, starved of their disk,
+and the next start completes them to the result of an uninterrupted run. TAP; for its arguments see
+tests/jobs/meson.build. --long: more of each, and a million records."""
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+from job_runs import Workshop, alive, expect, run_cases, wait_until
+
+RECORDS, TOKENS = 600, 4   # of most runs: two full parts and some more
+LONG_TOKENS = 100          # records that take a while
+MANY = 1_000_000
+
+
+def landing(out):
+    """What a run is doing, as its files tell."""
+    parts = out + ".parts"
+    if os.path.exists(out):
+        return "clean-up"
+    if os.path.exists(out + ".tmp"):
+        return "assembly"
+    if not os.path.exists(parts + "/run.h5"):
+        return "start-up"
+    count = sum(name.endswith(".h5") and name.startswith("part-") for name in os.listdir(parts))
+    return f"steps, {count} parts"
+
+
+def kill_once(shop, out, rng):
+    """Starts the run and kills it somewhere; where, or None: it was done before."""
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(4))
+    if rng.random() < 0.35:
+        wait_until(lambda: os.path.exists(out + ".tmp") or run.ended(), "assembly", pause=0.0005)
+        time.sleep(rng.uniform(0, 0.008))
+    else:
+        time.sleep(rng.uniform(0.2, 3.0))
+    victim = rng.choice(["mpirun", 0, 1])
+    pid = run.process.pid if victim == "mpirun" else run.ranks(2).get(victim)
+    where = landing(out)
+    if run.ended() or pid is None:
+        run.expect_code(0)
+        return None
+    os.kill(pid, signal.SIGKILL)
+    run.wait()
+    return where
+
+
+def kills(shop, count, seed):
+    rng, landed, done = random.Random(seed), {}, 0
+    while done < count:
+        out, here = shop.path("out.h5"), 0
+        while done < count and not os.path.exists(out):
+            where = kill_once(shop, out, rng)
+            if where:
+                landed[where] = landed.get(where, 0) + 1
+                here, done = here + 1, done + 1
+        if os.path.exists(out):
+            _, computed = shop.compare(out, RECORDS, TOKENS)
+        else:
+            _, computed = shop.complete(out, RECORDS, TOKENS, ranks=2)
+        expect(computed <= RECORDS + here * 256, f"{computed} records computed after {here} kills")
+    print(f"# {count} kills landed in:", "; ".join(f"{where}: {n}" for where, n in sorted(landed.items())))
+
+
+def killed_at_random_the_result_is_the_same(shop):
+    kills(shop, 50 if shop.options.long else 5, seed=1)
+
+
+def a_signal_to_mpirun_drains(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
+    run.wait_computed(40)
+    run.process.send_signal(signal.SIGUSR1)
+    run.expect_code(75).expect_one(r"signal 10 \(.*\): no record is started any more")
+    run.expect_one(r"stopped with \d+ of 600 records done; the same command goes on")
+    restarts, computed = shop.complete(out, RECORDS, TOKENS)
+    expect((restarts, computed) == (1, RECORDS), f"{restarts} restarts, {computed} records computed")
+
+
+def a_signal_to_one_rank_drains(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
+    run.wait_computed(20)
+    os.kill(run.ranks(2)[1], signal.SIGTERM)
+    run.expect_code(75).expect_one("a signal to another rank: no record is started any more")
+    _, computed = shop.complete(out, RECORDS, TOKENS)
+    expect(computed == RECORDS, f"{computed} records computed")
+
+
+def a_second_signal_and_grace_cut_a_drain_short(shop):
+    for more, signals in ((["--grace", "1m"], 2), (["--grace", "1"], 1)):
+        out = shop.path("out.h5")
+        run = shop.start(out, 40, LONG_TOKENS, more, env=shop.slow(30))
+        wait_until(lambda: os.path.exists(out + ".parts/run.h5"), "the run starts")
+        time.sleep(0.5)
+        pid = run.ranks(2)[1]
+        for _ in range(signals):
+            os.kill(pid, signal.SIGINT)
+            time.sleep(0.2)
+        start = time.monotonic()
+        run.expect_code(75)
+        expect(time.monotonic() - start < 15, "the running records were waited for")
+        shop.complete(out, 40, LONG_TOKENS)
+
+
+def mpirun_is_told_to_end_and_leaves_a_second(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
+    run.wait_computed(40)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    expect(run.process.returncode != 0, "mpirun ended well")
+    _, computed = shop.complete(out, RECORDS, TOKENS)
+    expect(computed <= RECORDS + 2 * 8, f"{computed} records computed: the open part was lost")
+
+
+def time_that_is_up_ends_a_run(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, ["--max-time", "2"], env=shop.slow(30))
+    run.expect_code(75).expect_one("--max-time: no record is started any more")
+    shop.complete(out, RECORDS, TOKENS)
+
+
+def a_stopped_rank_is_named(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, ["--watchdog", "4"], env=shop.slow(10, **{"": 1}, AT=120, ACT="stop"))
+    run.wait_computed(20)
+    run.expect_code(6)
+    run.expect_one(r"^\[rank 0/2 \S+\] comm error: rank 1 \(\S+\) has been silent for \d+ s, "
+                   r"last seen at step \d+, (layer \d+, )?op \w+")
+    expect(len(run.lines(r"^\[rank \d")) == 1, "more than one message:\n" + run.errors)
+    shop.complete(out, RECORDS, TOKENS)
+
+
+def a_rank_that_fails_ends_all_with_one_message(shop):
+    ways = [("error", 1, 6, r"^\[rank 1/2 \S+\] comm error: MPI_Allreduce: .* at step \d+"),
+            ("error", 0, 6, r"^\[rank 0/2 \S+\] comm error: MPI_Allreduce: .* at step \d+"),
+            ("segv", 1, 139, "exited on signal 11"),
+            # mpirun's own line, which it sometimes garbles
+            ("abort", 1, 9, r"MPI_ABORT was invoked|show_help\.c")]
+    for act, rank, code, message in ways:
+        out = shop.path("out.h5")
+        run = shop.start(out, RECORDS, TOKENS, env=shop.slow(0, **{"": rank}, AT=100, ACT=act))
+        run.expect_code(code).expect_one(message)
+        _, computed = shop.complete(out, RECORDS, TOKENS)
+        lost = 0 if act == "error" and rank == 0 else 256  # the leader saves its open part
+        expect(RECORDS <= computed <= RECORDS + lost, f"{act} of rank {rank}: {computed} records computed")
+
+
+def a_folder_that_is_removed_is_named(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(5))
+    run.wait_computed(10)
+    shutil.rmtree(out + ".parts")
+    run.expect_code(4).expect_one(r"^\[rank 0/2 \S+\] io error: .*out\.h5\.parts.*No such file")
+    shop.complete(out, RECORDS, TOKENS)
+
+
+def a_folder_that_becomes_read_only_is_named(shop):
+    """As another user where this is root, who may write anywhere."""
+    nobody = 65534
+    out = shop.path("out.h5")
+    folder, popen, program = os.path.dirname(out), {}, None
+    if os.geteuid() == 0:
+        program = shop.path("quadrille")
+        shutil.copy(shop.options.program, program)
+        shutil.copytree(shop.model, os.path.join(os.path.dirname(program), "model"))
+        os.chown(folder, nobody, nobody)
+        popen = {"user": nobody, "group": nobody, "cwd": folder}
+    model, shop.model = shop.model, os.path.join(os.path.dirname(program), "model") if program else shop.model
+    run = shop.start(out, RECORDS, TOKENS, ranks=0, program=program, env={**shop.slow(5), "HOME": folder}, **popen)
+    shop.model = model
+    run.wait_computed(10)
+    os.chmod(out + ".parts", 0o555)
+    run.expect_code(4).expect_one(r"io error: .*out\.h5\.parts.*Permission denied")
+    os.chmod(out + ".parts", 0o755)
+    shop.complete(out, RECORDS, TOKENS)
+
+
+def a_second_run_of_the_same_output_is_turned_away(shop):
+    out = shop.path("out.h5")
+    first = shop.start(out, RECORDS, TOKENS, env=shop.slow(60))
+    first.wait_computed(8)
+    second = shop.start(out, RECORDS, TOKENS, ranks=0)
+    second.expect_code(2).expect_one(rf"out\.h5\.parts is in use by process {first.ranks(2)[0]} on \S+")
+    expect(not first.ended(), "the first run ended:\n" + first.errors)
+    first.process.send_signal(signal.SIGUSR1)
+    first.expect_code(75)
+    shop.complete(out, RECORDS, TOKENS)
+
+
+def a_file_system_without_locks_is_named(shop):
+    out = shop.path("out.h5")
+    env = {"LD_PRELOAD": shop.options.io, "FAILING_IO_FOLDER": os.path.dirname(out), "FAILING_IO_OPS": "l",
+           "FAILING_IO_AT": "1", "FAILING_IO_STICKY": "1", "FAILING_IO_ERRNO": "ENOLCK"}
+    run = shop.start(out, RECORDS, TOKENS, ranks=0, env=env)
+    run.expect_code(4).expect_one(r"out\.h5\.parts/lock: this file system gives no lock .* HDF5_USE_FILE_LOCKING=FALSE")
+    expect(os.listdir(os.path.dirname(out)) == [], "something is left")
+    shop.start(out, RECORDS, TOKENS, ranks=0, env={**env, "HDF5_USE_FILE_LOCKING": "FALSE"}).expect_code(0)
+    shop.compare(out, RECORDS, TOKENS)
+
+
+def other_settings_are_refused(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
+    run.wait_computed(20)
+    run.process.send_signal(signal.SIGUSR1)
+    run.expect_code(75)
+    for more in ((), ("--dry-run",), ("--output-exists", "overwrite")):
+        other = shop.start(out, RECORDS, TOKENS, ["--seed", "5", "--limit", "9", *more], ranks=0)
+        other.expect_code(2).expect_one(r"\(context was 14, is \d+; limit was 0, is 9; seed was 0, is 5\)|"
+                                        r"\(limit was 0, is 9; seed was 0, is 5\)")
+    shop.start(out, RECORDS, TOKENS, ["--dry-run"], ranks=0).expect_code(0)
+    shop.complete(out, RECORDS, TOKENS, ranks=4)  # the number of ranks is no setting
+
+
+def a_rank_without_its_launcher_writes_nothing(shop):
+    out = shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(5))
+    run.wait_computed(200)
+    pid = run.ranks(2)[0]
+    os.kill(pid, signal.SIGSTOP)
+    run.process.kill()
+    run.wait()
+    time.sleep(0.1)
+    before = sorted(os.listdir(out + ".parts"))
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not alive(pid), "the rank ends")
+    after = sorted(name for name in os.listdir(out + ".parts") if not name.endswith(".tmp"))
+    expect(after == before, f"{before} became {after}")
+    shop.complete(out, RECORDS, TOKENS)
+
+
+def a_failing_disk_loses_nothing(shop):
+    """Every sync, rename, close and truncate of a run when --long, else a few; some writes."""
+    log, first = shop.path("log"), shop.path("out.h5")
+
+    def env(out, **settings):
+        settings = {"FOLDER": os.path.dirname(out), **settings}
+        return {"LD_PRELOAD": shop.options.io, **{"FAILING_IO_" + k: v for k, v in settings.items()}}
+    shop.start(first, RECORDS, TOKENS, ranks=0, env=env(first, LOG=log)).expect_code(0)
+    with open(log, encoding="utf-8") as lines:
+        kinds = [line[0] for line in lines]
+    for ops, step in (("tsrc", 1 if shop.options.long else 12), ("w", 97 if shop.options.long else 700)):
+        calls = sum(kind in ops for kind in kinds)
+        for at in range(1, calls + 1, step):
+            out = shop.path("out.h5")
+            run = shop.start(out, RECORDS, TOKENS, ranks=0,
+                             env=env(out, OPS=ops, AT=str(at), ERRNO="EIO" if at % 2 else "ENOSPC"))
+            if run.wait() == 0:  # a close that fails after all is read, say
+                shop.compare(out, RECORDS, TOKENS)
+                continue
+            run.expect_code(4).expect_one(r"io error: .*" + os.path.dirname(out))
+            if os.path.exists(out):
+                shop.compare(out, RECORDS, TOKENS)
+            else:
+                shop.complete(out, RECORDS, TOKENS)
+
+
+def a_million_records_take_bounded_memory(shop):
+    def peak(out, more):
+        run = shop.start(out, MANY, 1, ["--max-seqs", "256", "--max-context", "12", *more], ranks=0)
+        run.wait(3000)
+        return run, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    _, few = peak(shop.path("out.h5"), ["--limit", "10000"])
+    out = shop.path("out.h5")
+    run, _ = peak(out, ["--max-time", "60", "--grace", "5"])
+    run.expect_code(75)
+    run, many = peak(out, [])
+    run.expect_code(0)
+    print(f"# peak memory: {few / 1024:.0f} MiB for 10,000 records, {many / 1024:.0f} MiB for a million")
+    expect(many - few < 120 * 1024, "more than 120 bytes a record")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("--program", "--compare", "--mpirun", "--models", "--rank", "--io"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    options = parser.parse_args()
+    for name in ("program", "compare", "models", "rank", "io"):
+        setattr(options, name, os.path.abspath(getattr(options, name)))
+    cases = [killed_at_random_the_result_is_the_same, a_failing_disk_loses_nothing]
+    if options.long:
+        cases += [a_million_records_take_bounded_memory]
+    else:
+        cases += [a_signal_to_mpirun_drains, a_signal_to_one_rank_drains, a_second_signal_and_grace_cut_a_drain_short,
+                  mpirun_is_told_to_end_and_leaves_a_second, time_that_is_up_ends_a_run, a_stopped_rank_is_named,
+                  a_rank_that_fails_ends_all_with_one_message, a_folder_that_is_removed_is_named,
+                  a_folder_that_becomes_read_only_is_named, a_second_run_of_the_same_output_is_turned_away,
+                  a_file_system_without_locks_is_named, other_settings_are_refused,
+                  a_rank_without_its_launcher_writes_nothing]
+    cases = [case for case in cases if options.only in case.__name__]
+    with tempfile.TemporaryDirectory(prefix="resume-test-") as folder:
+        os.chmod(folder, 0o755)
+        return run_cases(cases, Workshop(options, folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
