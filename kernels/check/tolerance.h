@@ -11,8 +11,8 @@
 namespace quadrille::check {
 
 // Products on a GPU against the CPU's, relative root mean square. EXL3: inputs rotated in fp32
-// enter as fp16 (2.8e-4), mcg and 3inst weights skip the rounding of their sum (1.6e-4). Native:
-// inputs as two bf16 terms (2^-17 each) beside bf16 weights; two tf32 terms beside f16 and f32.
+// enter as fp16 (2.8e-4). Native: inputs as two bf16 terms (2^-17 each) beside bf16 weights, two
+// tf32 terms beside f16 and f32.
 inline constexpr double kGpuExl3RelativeRms = 5e-4;
 inline constexpr double kGpuBf16RelativeRms = 1e-5;
 inline constexpr double kGpuTf32RelativeRms = 3e-6;

@@ -54,16 +54,18 @@ std::string use_device(int32_t device) {
     return properties.name;
 }
 
-int32_t processors_of(int32_t device) {
-    int count = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return count;
+int32_t attribute_of(cudaDeviceAttr attribute, int32_t device) {
+    int value = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
 }
 
 }  // namespace
 
 CudaBackend::CudaBackend(int32_t device)
-    : device_name_(use_device(device)), processors_(processors_of(device)) {
+    : device_name_(use_device(device)),
+      processors_(attribute_of(cudaDevAttrMultiProcessorCount, device)),
+      kernels_(attribute_of(cudaDevAttrComputeCapabilityMajor, device) >= 9) {
     check_image();
 }
 

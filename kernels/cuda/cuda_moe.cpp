@@ -149,11 +149,12 @@ void CudaBackend::moe_hidden(const MoePass& pass) {
         rotation.slots = static_cast<int32_t>(pass.ids.cols);
         rotation.tiles = grouping.tiles;
         rotation.tile_count = grouping.tile_count;
+        rotation.tile_rows = pass.tile_rows;
         rotation.table = pass.experts.experts;
         rotation.out = rotated;
         rotation.out_stride = rotated_stride;
         rotation.out_tiles = k_padded / exl3::kTile;
-        rotate(rotation, k_padded, grouping.most_tiles, 2, stream_.get());
+        rotate(rotation, k_padded, grouping.most_tiles, 2, kernels_.overlaps(), stream_.get());
     }
     const uint4* fragments = nullptr;
     for (int32_t member = 0; member < 2; member += members) {
@@ -290,11 +291,13 @@ void CudaBackend::moe_rows(const MoePass& pass) {
         rotation.limit = pass.experts.limit;
         rotation.tiles = pass.grouping.tiles;
         rotation.tile_count = pass.grouping.tile_count;
+        rotation.tile_rows = pass.tile_rows;
         rotation.table = pass.experts.experts;
         rotation.member = 2;
         rotation.out = pass.rotated;
         rotation.out_tiles = pass.down.k_padded / exl3::kTile;
-        rotate(rotation, pass.down.k_padded, pass.grouping.most_tiles, 1, stream_.get());
+        rotate(rotation, pass.down.k_padded, pass.grouping.most_tiles, 1, kernels_.overlaps(),
+               stream_.get());
     }
     int64_t chunk = n;
     if (pass.down.has_native()) {

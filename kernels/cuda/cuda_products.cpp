@@ -14,6 +14,9 @@ namespace {
 
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of partial sums held at once
 constexpr int64_t kNativeSlab = 1024;                 // rows split into fragments at once
+// Up to here the weights are streamed again for every 16 rows, from the cache: the tiles of 64 rows
+// leave too many multiprocessors idle.
+constexpr int64_t kStreamedRows = 96;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -99,7 +102,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotation.out = rotated;
             rotation.out_tiles = args.rotated_tiles;
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
-                   1, stream_.get());
+                   1, kernels_.overlaps(), stream_.get());
         }
         launch_exl3(plan, args, weight.bits, weight.codebook == Codebook::mul1,
                     ceil_div(x.rows, plan.rows()), 1);
@@ -108,7 +111,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
 
 void CudaBackend::native_product(const ProductOut& out, View<const float> in,
                                  const Matrix& weight) {
-    const bool tiled = weight.dtype == Dtype::bf16 && in.rows > kStreamRows;
+    const bool tiled = weight.dtype == Dtype::bf16 && in.rows > kStreamedRows;
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
     const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
     for (int64_t first = 0; first < in.rows; first += slab) {

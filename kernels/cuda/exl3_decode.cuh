@@ -118,34 +118,31 @@ __device__ __forceinline__ uint32_t lane_state(const LaneWindow<kBits>& window) 
                        kSelector[kPlan.byte[kState]]);
 }
 
-// mcg and 3inst: exl3::codebook_pair with the and/xor as one three-input operation.
-__device__ __forceinline__ uint32_t codebook_pair(uint32_t state, uint32_t multiplier,
-                                                  uint32_t addend) {
+// mcg and 3inst: the two fp16 halves of a state's product (exl3::codebook_pair), the and/xor as one
+// three-input operation.
+__device__ __forceinline__ __half2 codebook_halves(uint32_t state, uint32_t multiplier,
+                                                   uint32_t addend) {
     const uint32_t x = state * multiplier + addend;
     uint32_t pair;
     asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(pair) : "r"(x), "r"(0x8fff8fffu), "r"(0x3b603b60u));
-    return pair;
+    return *reinterpret_cast<const __half2*>(&pair);
 }
 
-// The A fragments of the tile with every input twice, the weight's two halves as its k-slots. With
-// c = lane / 4 and q = lane % 4: a[0] covers inputs 2q and 2q+1, a[1] inputs 2q+8 and 2q+9; of
-// each, registers 0 and 2 are column c, 1 and 3 column c + 8.
-template <int kBits>
-__device__ __forceinline__ void decode_tile_doubled(uint32_t (&a)[2][4],
-                                                    const LaneWindow<kBits>& window,
-                                                    uint32_t multiplier, uint32_t addend) {
-    a[0][0] = codebook_pair(lane_state<kBits, 0>(window), multiplier, addend);
-    a[0][2] = codebook_pair(lane_state<kBits, 1>(window), multiplier, addend);
-    a[1][0] = codebook_pair(lane_state<kBits, 2>(window), multiplier, addend);
-    a[1][2] = codebook_pair(lane_state<kBits, 3>(window), multiplier, addend);
-    a[0][1] = codebook_pair(lane_state<kBits, 4>(window), multiplier, addend);
-    a[0][3] = codebook_pair(lane_state<kBits, 5>(window), multiplier, addend);
-    a[1][1] = codebook_pair(lane_state<kBits, 6>(window), multiplier, addend);
-    a[1][3] = codebook_pair(lane_state<kBits, 7>(window), multiplier, addend);
+// Two states -> two fp16 weights, the first in the low half. The weight is the rounded fp16 sum of
+// the halves, as everywhere. (The halves as two k-slots of the tensor core would save the addition:
+// 8 % in the decode rate on an H200, lost again to twice the MMAs, whose chain is what few thread
+// blocks wait for.)
+__device__ __forceinline__ uint32_t decode_sums(uint32_t first, uint32_t second,
+                                                uint32_t multiplier, uint32_t addend) {
+    const __half2 a = codebook_halves(first, multiplier, addend);
+    const __half2 b = codebook_halves(second, multiplier, addend);
+    const __half2 sum_a = __hadd2(__low2half2(a), __high2half2(a));
+    const __half2 sum_b = __hadd2(__low2half2(b), __high2half2(b));
+    return __byte_perm(*reinterpret_cast<const uint32_t*>(&sum_a),
+                       *reinterpret_cast<const uint32_t*>(&sum_b), 0x5410u);
 }
 
-// mul1: two states -> two fp16 weights, the first in the low half. 0x6400 + byte sum is the fp16
-// number 1024 + sum; one fused multiply-add rounds once.
+// mul1: 0x6400 + byte sum is the fp16 number 1024 + sum; one fused multiply-add rounds once.
 __device__ __forceinline__ uint32_t decode_mul1(uint32_t first, uint32_t second) {
     const uint32_t a = __dp4a(first * exl3::kMul1Multiplier, 0x01010101u, 0x6400u);
     const uint32_t b = __dp4a(second * exl3::kMul1Multiplier, 0x01010101u, 0x6400u);
@@ -157,15 +154,27 @@ __device__ __forceinline__ uint32_t decode_mul1(uint32_t first, uint32_t second)
     return weights;
 }
 
-// The A fragment of a mul1 tile: a[0] column c inputs 2q 2q+1, a[1] column c + 8, a[2] and a[3] the
-// same with inputs 2q+8 2q+9.
-template <int kBits>
-__device__ __forceinline__ void decode_tile_mul1(uint32_t (&a)[4],
-                                                 const LaneWindow<kBits>& window) {
-    a[0] = decode_mul1(lane_state<kBits, 0>(window), lane_state<kBits, 1>(window));
-    a[2] = decode_mul1(lane_state<kBits, 2>(window), lane_state<kBits, 3>(window));
-    a[1] = decode_mul1(lane_state<kBits, 4>(window), lane_state<kBits, 5>(window));
-    a[3] = decode_mul1(lane_state<kBits, 6>(window), lane_state<kBits, 7>(window));
+template <int kBits, bool kMul1, int kState>
+__device__ __forceinline__ uint32_t decode_pair(const LaneWindow<kBits>& window,
+                                                uint32_t multiplier, uint32_t addend) {
+    const uint32_t first = lane_state<kBits, kState>(window);
+    const uint32_t second = lane_state<kBits, kState + 1>(window);
+    if constexpr (kMul1) {
+        return decode_mul1(first, second);
+    } else {
+        return decode_sums(first, second, multiplier, addend);
+    }
+}
+
+// The A fragment of a tile, c = lane / 4 and q = lane % 4: a[0] column c inputs 2q 2q+1, a[1]
+// column c + 8, a[2] and a[3] the same with inputs 2q+8 2q+9. mul1 needs no multiplier.
+template <int kBits, bool kMul1>
+__device__ __forceinline__ void decode_tile(uint32_t (&a)[4], const LaneWindow<kBits>& window,
+                                            uint32_t multiplier, uint32_t addend) {
+    a[0] = decode_pair<kBits, kMul1, 0>(window, multiplier, addend);
+    a[2] = decode_pair<kBits, kMul1, 2>(window, multiplier, addend);
+    a[1] = decode_pair<kBits, kMul1, 4>(window, multiplier, addend);
+    a[3] = decode_pair<kBits, kMul1, 6>(window, multiplier, addend);
 }
 
 // d += A (16 columns x 16 inputs) * B (16 inputs x 8 rows), fp32 accumulation. d[0], d[1]: column

@@ -2,6 +2,7 @@
 // Picks the instance of the EXL3 product kernel for a plan; instantiated per bit width.
 #pragma once
 
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/exl3_launch.h"
 #include "kernels/cuda/exl3_product.cuh"
 
@@ -12,8 +13,8 @@ void launch_exl3_instance(const Exl3Product& args, dim3 grid, KernelSet& kernels
                           cudaStream_t stream) {
     constexpr int kShared = ProductKernel<kBits, kMul1, kGroups>::kSharedBytes;
     kernels.allow_shared(exl3_product_kernel<kBits, kMul1, kGroups>, kShared);
-    exl3_product_kernel<kBits, kMul1, kGroups><<<grid, kProductThreads, kShared, stream>>>(args);
-    LAUNCH_CHECK();
+    launch_dependent(exl3_product_kernel<kBits, kMul1, kGroups>, grid, kProductThreads, kShared,
+                     kernels.overlaps(), stream, args);
 }
 
 template <int kBits, bool kMul1>

@@ -7,14 +7,10 @@
 // warp streams its own tile columns through a private ring in shared memory (no barrier), the
 // rotated inputs are shared. Partial sums go to memory; the last thread block of a column block
 // adds them in order and applies the output transform, so one launch does the whole product.
-//
-// mcg and 3inst: a weight is the sum of two fp16 numbers; both go to the tensor core as
-// neighbouring k-slots over the duplicated input (x lo + x hi), which saves the addition and the
-// packing, and skips the fp16 rounding of the sum (at most 2^-11 of it). mul1: the fp16-rounded
-// weight.
 #pragma once
 
 #include "kernels/cuda/async.cuh"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/exl3_decode.cuh"
 #include "kernels/cuda/exl3_product.h"
 #include "kernels/cuda/hadamard.cuh"
@@ -82,8 +78,8 @@ class ProductKernel {
                                    : 49152 / (kProductWarps * kStageBytes) < 4
                                        ? 4
                                        : 49152 / (kProductWarps * kStageBytes);
-    static constexpr int kFragmentWords = kMul1 ? 2 : 4;  // of a lane, row group and input tile
-    static constexpr int kFragmentsBytes = kStepTiles * kGroups * 32 * kFragmentWords * 4;
+    static constexpr int kFragmentBytes = 8;  // of a lane, row group and input tile
+    static constexpr int kFragmentsBytes = kStepTiles * kGroups * 32 * kFragmentBytes;
     static constexpr int kSharedBytes = kProductWarps * kStages * kStageBytes + 2 * kFragmentsBytes;
     static constexpr bool kSegments = kGroups < 8;  // a block may sum a whole segment
 
@@ -100,7 +96,8 @@ class ProductKernel {
 
     __device__ bool locate();
     __device__ void fill(int step);
-    __device__ void rotate_step(int step);
+    __device__ void load_row(float (&v)[4], int step) const;
+    __device__ void rotate_row(float (&v)[4], int step);
     __device__ void load_step(uint2 (&next)[kGroups], int step) const;
     __device__ void store_step(const uint2 (&next)[kGroups], int step);
     __device__ void store_fragment(int step, int tile, int group, int l, uint2 halves);
@@ -109,8 +106,12 @@ class ProductKernel {
     __device__ void write_partial(const float (&sum)[kColumns][kGroups][4]);
     __device__ bool is_last();
     __device__ void finish();
-    __device__ void finish_row(int column_block, int row);
-    __device__ void add_segment(float (&v)[4], const float* from, int32_t units) const;
+    __device__ void finish_rows(int column_block, int row);
+    __device__ void store_row(int row, int32_t segment, int64_t n, const float (&v)[4],
+                              bool bias) const;
+    // Rows of a warp that are finished together.
+    static constexpr int kTogether = kGroups >= 4 ? 4 : kGroups;
+    __device__ void add_segment(float (&v)[kTogether][4], const float* from, int32_t units) const;
 
     // Cells of 128 columns x one unit of partial sums, in the order tile, column block, unit.
     __device__ int64_t cell(int column_block) const {
@@ -144,7 +145,7 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
     const int32_t y = static_cast<int32_t>(blockIdx.y);
     first_ = y * 8 * kGroups;
     rows_ = min(8 * kGroups, args_.m - first_);
-    w_ = &args_.matrix;
+    const Matrix* source = &args_.matrix;
     if (args_.table != nullptr) {
         if (y >= *args_.tile_count) return false;
         const RowTile tile = args_.tiles[y];
@@ -152,8 +153,17 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
         rows_ = tile.rows;
         const Mlp* mlp = args_.table + tile.expert;
         const int32_t member = args_.member + static_cast<int32_t>(blockIdx.z);
-        w_ = member == 0 ? &mlp->gate : member == 1 ? &mlp->up : &mlp->down;
+        source = member == 0 ? &mlp->gate : member == 1 ? &mlp->up : &mlp->down;
     }
+    // Its fields are read again and again: from shared memory at the cost of one read.
+    __shared__ __align__(16) unsigned char kept[sizeof(Matrix)];
+    static_assert(sizeof(Matrix) % 4 == 0 && sizeof(Matrix) / 4 <= kProductThreads);
+    if (threadIdx.x < sizeof(Matrix) / 4) {
+        reinterpret_cast<uint32_t*>(kept)[threadIdx.x] =
+            reinterpret_cast<const uint32_t*>(source)[threadIdx.x];
+    }
+    __syncthreads();
+    w_ = reinterpret_cast<const Matrix*>(kept);
     if (w_->trellis == nullptr || w_->bits != kBits || (w_->codebook == Codebook::mul1) != kMul1) {
         return false;
     }
@@ -199,15 +209,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::fill(int step) {
 template <int kBits, bool kMul1, int kGroups>
 __device__ void ProductKernel<kBits, kMul1, kGroups>::store_fragment(int step, int tile, int group,
                                                                      int l, uint2 halves) {
-    unsigned char* to = fragments_ + step % 2 * kFragmentsBytes +
-                        ((tile * kGroups + group) * 32 + l) * kFragmentWords * 4;
-    if constexpr (kMul1) {
-        *reinterpret_cast<uint2*>(to) = halves;
-    } else {
-        *reinterpret_cast<uint4*>(to) =
-            make_uint4(__byte_perm(halves.x, 0u, 0x1010), __byte_perm(halves.x, 0u, 0x3232),
-                       __byte_perm(halves.y, 0u, 0x1010), __byte_perm(halves.y, 0u, 0x3232));
-    }
+    *reinterpret_cast<uint2*>(fragments_ + step % 2 * kFragmentsBytes +
+                              ((tile * kGroups + group) * 32 + l) * kFragmentBytes) = halves;
 }
 
 // A thread moves the same lane's fragment of every row group: input tile `warp` of the step.
@@ -235,21 +238,24 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::store_step(const uint2 (&n
     }
 }
 
-// One block of inputs (a step of 8 tiles) of up to 8 rows, straight from x: a warp per row.
+// One block of inputs (a step of 8 tiles) of one row, scaled: a warp per row, 4 inputs a lane.
 template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_step(int step) {
-    static_assert(kGroups > 1 || kStepTiles == 8);
-    const int row = warp();
+__device__ void ProductKernel<kBits, kMul1, kGroups>::load_row(float (&v)[4], int step) const {
     const int64_t channel = (int64_t{unit_.first} + step) * exl3::kBlock + 4 * lane();
-    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (row < rows_) {
-        const float* x = args_.x + (first_ + row) * args_.x_stride + channel;
-        const auto* suh = reinterpret_cast<const __half*>(w_->suh) + channel;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (channel + i < w_->k) v[i] = x[i] * __half2float(suh[i]);
-        }
+    for (int i = 0; i < 4; ++i) v[i] = 0.0f;
+    if (warp() >= rows_ || step >= steps_) return;
+    const float* x = args_.x + (first_ + warp()) * args_.x_stride + channel;
+    const auto* suh = reinterpret_cast<const __half*>(w_->suh) + channel;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (channel + i < w_->k) v[i] = x[i] * __half2float(suh[i]);
     }
+}
+
+template <int kBits, bool kMul1, int kGroups>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_row(float (&v)[4], int step) {
+    static_assert(kGroups > 1 || kStepTiles == 8);
     hadamard128(v);
     // Elements 4l .. 4l+3 are two pairs of input tile l/4; the pair (k, k+1) belongs to lane
     // (row, k%8/2), word k/8.
@@ -260,16 +266,10 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_step(int step) {
     const int tile = lane() / 4;
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
-        const int target = row * 4 + 2 * (lane() % 2) + p;
-        unsigned char* to = fragments_ + step % 2 * kFragmentsBytes +
-                            (tile * kGroups * 32 + target) * kFragmentWords * 4 +
-                            lane() % 4 / 2 * (kFragmentWords * 2);
-        if constexpr (kMul1) {
-            *reinterpret_cast<uint32_t*>(to) = pairs[p];
-        } else {
-            *reinterpret_cast<uint2*>(to) =
-                make_uint2(__byte_perm(pairs[p], 0u, 0x1010), __byte_perm(pairs[p], 0u, 0x3232));
-        }
+        const int target = warp() * 4 + 2 * (lane() % 2) + p;
+        *reinterpret_cast<uint32_t*>(fragments_ + step % 2 * kFragmentsBytes +
+                                     (tile * kGroups * 32 + target) * kFragmentBytes +
+                                     lane() % 4 / 2 * 4) = pairs[p];
     }
 }
 
@@ -281,35 +281,20 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::multiply(float (&acc)[kCol
     const LanePlace<kBits> place(lane());
 #pragma unroll
     for (int t = 0; t < kStepTiles; ++t) {
-        // The A operands of the tile: two MMAs of eight doubled inputs, or one of sixteen.
-        uint32_t a[kColumns][kMul1 ? 1 : 2][4];
+        uint32_t a[kColumns][4];
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
             const LaneWindow<kBits> window = place.load(
                 reinterpret_cast<const uint32_t*>(stage + (t * kColumns + c) * kTileBytes));
-            if constexpr (kMul1) {
-                decode_tile_mul1<kBits>(a[c][0], window);
-            } else {
-                decode_tile_doubled<kBits>(a[c], window, multiplier_, addend_);
-            }
+            decode_tile<kBits, kMul1>(a[c], window, multiplier_, addend_);
         }
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
             if (g > 0 && g >= groups_) break;
-            const unsigned char* b =
-                inputs + ((t * kGroups + g) * 32 + lane()) * kFragmentWords * 4;
-            if constexpr (kMul1) {
-                const uint2 pair = *reinterpret_cast<const uint2*>(b);
+            const uint2 b = *reinterpret_cast<const uint2*>(
+                inputs + ((t * kGroups + g) * 32 + lane()) * kFragmentBytes);
 #pragma unroll
-                for (int c = 0; c < kColumns; ++c) mma_f16(acc[c][g], a[c][0], pair.x, pair.y);
-            } else {
-                const uint4 quad = *reinterpret_cast<const uint4*>(b);
-#pragma unroll
-                for (int c = 0; c < kColumns; ++c) {
-                    mma_f16(acc[c][g], a[c][0], quad.x, quad.y);
-                    mma_f16(acc[c][g], a[c][1], quad.z, quad.w);
-                }
-            }
+            for (int c = 0; c < kColumns; ++c) mma_f16(acc[c][g], a[c], b.x, b.y);
         }
     }
 }
@@ -322,9 +307,14 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::sum() {
     float total[kColumns][kSegments ? kGroups : 1][4] = {};
     uint2 next[kGroups] = {};
     for (int step = 0; step < kStages - 1; ++step) fill(step);
+    wait_for_earlier_kernels();  // the weights are under way
     const bool rotate = kGroups == 1 && args_.rotated == nullptr;
-    if (rotate) {
-        for (int step = 0; step < steps_; ++step) rotate_step(step);
+    if (rotate) {  // a leaf: two steps
+        float v[2][4];
+        load_row(v[0], 0);
+        load_row(v[1], 1);
+        rotate_row(v[0], 0);
+        rotate_row(v[1], 1);
     } else {
         load_step(next, 0);
         store_step(next, 0);
@@ -384,9 +374,9 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
         return true;
     }
     __shared__ int32_t arrived;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();  // of the whole block's sums, which the barrier has ordered before
         int32_t* counter = args_.counters + cell(column_group_ * kColumns) / args_.units;
         arrived = atomicAdd(counter, 1);
         if (arrived == units_ - 1) *counter = 0;
@@ -396,89 +386,130 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
     return arrived == units_ - 1;
 }
 
-// v += one segment's units in order: leaves into groups, groups into the segment.
+// v[r] += one segment's units of row r in order: leaves into groups, groups into the segment. All
+// loads of a batch are under way together: their latency is what this costs.
 template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::add_segment(float (&v)[4], const float* from,
+__device__ void ProductKernel<kBits, kMul1, kGroups>::add_segment(float (&v)[kTogether][4],
+                                                                  const float* from,
                                                                   int32_t units) const {
     constexpr int kCell = 8 * kGroups * exl3::kBlock;
+    constexpr int kBatch = 8 / kTogether;
     const int span = args_.mode == ProductMode::leaf ? kGroupLeaves : 1;
-    for (int first = 0; first < units; first += span) {
-        float group[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        for (int u = first; u < min(first + span, units); ++u) {
-            const float4 part = __ldcg(reinterpret_cast<const float4*>(from + u * kCell));
-            group[0] += part.x;
-            group[1] += part.y;
-            group[2] += part.z;
-            group[3] += part.w;
+    float group[kTogether][4] = {};
+    for (int first = 0; first < units; first += kBatch) {
+        float4 part[kBatch][kTogether];
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) {
+#pragma unroll
+            for (int r = 0; r < kTogether; ++r) {
+                if (first + u < units) {
+                    part[u][r] = __ldcg(reinterpret_cast<const float4*>(
+                        from + (first + u) * kCell + r * kProductWarps * exl3::kBlock));
+                }
+            }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] += group[i];
+        for (int u = 0; u < kBatch; ++u) {
+            if (first + u >= units) break;
+            const bool ends = (first + u + 1) % span == 0 || first + u + 1 == units;
+#pragma unroll
+            for (int r = 0; r < kTogether; ++r) {
+                group[r][0] += part[u][r].x;
+                group[r][1] += part[u][r].y;
+                group[r][2] += part[u][r].z;
+                group[r][3] += part[u][r].w;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (ends) {
+                        v[r][i] += group[r][i];
+                        group[r][i] = 0.0f;
+                    }
+                }
+            }
+        }
     }
 }
 
-// One row of 128 columns by a warp.
+// Rows `row`, `row` + 8, .. of 128 columns by a warp; rows behind the last are computed for
+// nothing.
 template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int column_block, int row) {
-    const int position = first_ + row;
-    const int64_t target = args_.order == nullptr ? position : args_.order[position];
+__device__ void ProductKernel<kBits, kMul1, kGroups>::finish_rows(int column_block, int row) {
     const int64_t n = (int64_t{args_.first_block} + column_block) * exl3::kBlock + 4 * lane();
-    const auto* svh = reinterpret_cast<const __half*>(w_->svh) + n;
-    float* out =
-        args_.out.data + blockIdx.z * args_.out.member_stride + target * args_.out.row_stride + n;
     const float* from = args_.partial + cell(column_block) * (8 * kGroups * exl3::kBlock) +
                         row * exl3::kBlock + 4 * lane();
-    float tree[2][4] = {};
+    float svh[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        svh[i] = __half2float(reinterpret_cast<const __half*>(w_->svh)[n + i]);
+    }
+    // (s0 + s1) + (s2 + s3): the first of a pair is kept, the second added to it.
+    float tree[2][kTogether][4] = {};
     int32_t unit = 0;
     for (int32_t s = 0; s < w_->segments; ++s) {
         const BlockRange range = segment_blocks(*w_, s);
         const int32_t units = units_of(args_.mode, range.last - range.first);
-        float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float v[kTogether][4] = {};
         add_segment(v, from + int64_t{unit} * (8 * kGroups * exl3::kBlock), units);
         unit += units;
-        hadamard128(v);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] *= __half2float(svh[i]);
-        if (args_.out.by_segment) {
+        for (int r = 0; r < kTogether; ++r) {
+            hadamard128(v[r]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (n + i < w_->n) out[s * args_.out.segment_stride + i] = v[i];
+                v[r][i] *= svh[i];
+                if (s < 2) {
+                    tree[0][r][i] = s == 0 ? v[r][i] : tree[0][r][i] + v[r][i];
+                } else {
+                    tree[1][r][i] = s == 2 ? v[r][i] : tree[1][r][i] + v[r][i];
+                }
             }
-            continue;
-        }
-        // (s0 + s1) + (s2 + s3): the first of a pair is kept, the second added to it.
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float pair = s % 2 == 0 ? v[i] : tree[s / 2 % 2][i] + v[i];
-            if (s < 2) {
-                tree[0][i] = pair;
-            } else {
-                tree[1][i] = pair;
-            }
+            if (args_.out.by_segment) store_row(row + r * kProductWarps, s, n, v[r], false);
         }
     }
     if (args_.out.by_segment) return;
 #pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (w_->segments == 4) tree[0][r][i] += tree[1][r][i];
+        }
+        store_row(row + r * kProductWarps, 0, n, tree[0][r], w_->bias != nullptr);
+    }
+}
+
+template <int kBits, bool kMul1, int kGroups>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::store_row(int row, int32_t segment, int64_t n,
+                                                                const float (&v)[4],
+                                                                bool bias) const {
+    if (row >= rows_) return;
+    const int position = first_ + row;
+    const int64_t target = args_.order == nullptr ? position : args_.order[position];
+    float* out = args_.out.data + blockIdx.z * args_.out.member_stride +
+                 target * args_.out.row_stride + segment * args_.out.segment_stride + n;
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (n + i >= w_->n) continue;
-        float value = w_->segments == 4 ? tree[0][i] + tree[1][i] : tree[0][i];
-        if (w_->bias != nullptr) value += w_->bias[n + i];
-        out[i] = value;
+        if (n + i < w_->n) out[i] = bias ? v[i] + w_->bias[n + i] : v[i];
     }
 }
 
 template <int kBits, bool kMul1, int kGroups>
 __device__ void ProductKernel<kBits, kMul1, kGroups>::finish() {
-    for (int i = warp(); i < rows_ * kColumns; i += kProductWarps) {
-        const int column_block = column_group_ * kColumns + i / rows_;
-        if (column_block < args_.column_blocks &&
-            (args_.first_block + column_block) * int64_t{exl3::kBlock} < w_->n) {
-            finish_row(column_block, i % rows_);
+    for (int c = 0; c < kColumns; ++c) {
+        const int column_block = column_group_ * kColumns + c;
+        if (column_block >= args_.column_blocks ||
+            (args_.first_block + column_block) * int64_t{exl3::kBlock} >= w_->n) {
+            break;
+        }
+        for (int row = warp(); row < rows_; row += kTogether * kProductWarps) {
+            finish_rows(column_block, row);
         }
     }
 }
 
 template <int kBits, bool kMul1, int kGroups>
 __device__ void ProductKernel<kBits, kMul1, kGroups>::run() {
+    let_next_kernel_start();
+    if (args_.table != nullptr) wait_for_earlier_kernels();  // tiles are made by one
     if (!locate()) return;
     sum();
     if (is_last()) finish();

@@ -11,6 +11,10 @@ namespace quadrille::cuda {
 // Dynamic and static shared memory count together; beyond 48 KB the limit must be raised.
 class KernelSet {
   public:
+    // overlaps: the device can start a kernel before the one before it has ended.
+    explicit KernelSet(bool overlaps) : overlaps_(overlaps) {}
+    bool overlaps() const { return overlaps_; }
+
     template <class... Parameters>
     void allow_shared(void (*kernel)(Parameters...), int bytes) {
         const auto* key = reinterpret_cast<const void*>(kernel);
@@ -20,6 +24,7 @@ class KernelSet {
     }
 
   private:
+    bool overlaps_;
     std::set<const void*> ready_;
 };
 

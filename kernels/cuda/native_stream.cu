@@ -17,6 +17,8 @@ class StreamKernel {
     static constexpr bool kBf16 = kDtype == Dtype::bf16;
     static constexpr int kOutputs = 16 * kColumns;
     static constexpr int kRows = 8 * kGroups;
+    // Steps of 64 inputs whose weights are under way: 8 KB a warp.
+    static constexpr int kDepth = (kDtype == Dtype::f32 ? 2 : 4) / kColumns;
 
     struct Shared {
         float part[kWarps][kRows][kOutputs + 1];
@@ -68,7 +70,8 @@ class StreamKernel {
     }
 
     __device__ bool locate() {
-        const int32_t y = static_cast<int32_t>(blockIdx.y);
+        // Row tiles run along x: blocks that share weights run together.
+        const int32_t y = static_cast<int32_t>(blockIdx.x);
         w_ = &args_.matrix;
         first_ = y * kRows;
         rows_ = min(kRows, args_.m - first_);
@@ -81,7 +84,7 @@ class StreamKernel {
             const int32_t member = args_.member + static_cast<int32_t>(blockIdx.z);
             w_ = member == 0 ? &mlp->gate : member == 1 ? &mlp->up : &mlp->down;
         }
-        column_ = static_cast<int64_t>(blockIdx.x) * kOutputs;
+        column_ = static_cast<int64_t>(blockIdx.y) * kOutputs;
         if (w_->weights == nullptr || w_->dtype != kDtype || column_ >= w_->n) return false;
         const auto address = reinterpret_cast<uintptr_t>(w_->weights);
         aligned_ = address % 16 == 0 && w_->k % (16 / size_of(kDtype)) == 0;
@@ -115,6 +118,30 @@ class StreamKernel {
         }
     }
 
+    // acc += 64 inputs.
+    __device__ void accumulate(float (&acc)[kColumns][kGroups][4], const Tile& tile, int64_t k,
+                               int64_t last, bool x_aligned) const {
+        float x[2][kGroups][8];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int64_t from = k + 32 * half + 8 * (lane() % 4);
+#pragma unroll
+            for (int g = 0; g < kGroups; ++g) {
+                load_eight(x[half][g], x_[g] + from, x_[g] == nullptr ? 0 : last - from, x_aligned);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int g = 0; g < kGroups; ++g) {
+                Activations<kBf16> activations;
+                activations.split(x[half][g]);
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) multiply(acc[c][g], tile[half][c], activations);
+            }
+        }
+    }
+
     // This warp's span of the segment, its sums to shared memory.
     __device__ void product(InputRange range) {
         const int64_t span = native_span(range.width);
@@ -123,30 +150,18 @@ class StreamKernel {
         const bool aligned = aligned_ && first % (16 / size_of(kDtype)) == 0;
         const bool x_aligned = x_aligned_ && first % 4 == 0;
         float acc[kColumns][kGroups][4] = {};
-        Tile next;
-        if (first < last) load(next, first, last, aligned);
-        for (int64_t k = first; k < last; k += 64) {
-            Tile tile;
+        Tile ring[kDepth];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+        for (int i = 0; i < kDepth; ++i) {
+            if (first + 64 * i < last) load(ring[i], first + 64 * i, last, aligned);
+        }
+        for (int64_t start = first; start < last; start += 64 * kDepth) {
 #pragma unroll
-                for (int c = 0; c < kColumns; ++c) tile[half][c] = next[half][c];
-            }
-            if (k + 64 < last) load(next, k + 64, last, aligned);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int64_t from = k + 32 * half + 8 * (lane() % 4);
-#pragma unroll
-                for (int g = 0; g < kGroups; ++g) {
-                    float x[8];
-                    load_eight(x, x_[g] + from, x_[g] == nullptr ? 0 : last - from, x_aligned);
-                    Activations<kBf16> activations;
-                    activations.split(x);
-#pragma unroll
-                    for (int c = 0; c < kColumns; ++c) {
-                        multiply(acc[c][g], tile[half][c], activations);
-                    }
-                }
+            for (int i = 0; i < kDepth; ++i) {
+                const int64_t k = start + 64 * i;
+                if (k >= last) break;
+                accumulate(acc, ring[i], k, last, x_aligned);
+                if (k + 64 * kDepth < last) load(ring[i], k + 64 * kDepth, last, aligned);
             }
         }
 #pragma unroll
@@ -213,7 +228,7 @@ __global__ void __launch_bounds__(kWarps * 32, kGroups* kColumns == 1 ? 2 : 1)
 template <Dtype kDtype>
 void launch(const NativeProduct& product, int64_t n, dim3 grid, int32_t groups, int32_t columns,
             cudaStream_t stream) {
-    grid.x = static_cast<unsigned>((n + 16 * columns - 1) / (16 * columns));
+    grid.y = static_cast<unsigned>((n + 16 * columns - 1) / (16 * columns));
     constexpr int kThreads = kWarps * 32;
     if (groups == 1 && columns == 1) {
         native_stream_kernel<kDtype, 1, 1><<<grid, kThreads, 0, stream>>>(product);
@@ -233,7 +248,7 @@ void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t
                    int32_t tile_rows, int32_t members, int32_t processors, cudaStream_t stream) {
     if (tiles == 0 || n == 0) return;
     require(tile_rows == 8 || tile_rows == 16, "native_stream: tiles of 8 or 16 rows");
-    const dim3 grid(1, static_cast<unsigned>(tiles), static_cast<unsigned>(members));
+    const dim3 grid(static_cast<unsigned>(tiles), 1, static_cast<unsigned>(members));
     // Two column tiles a warp halve the reads of the activations where there are blocks enough.
     const int32_t columns = n / 32 * tiles * members >= processors ? 2 : 1;
     const int32_t groups = tile_rows / 8;

@@ -25,11 +25,12 @@ struct Rotation {
     int32_t m = 0;  // positions, without tiles
     const RowTile* tiles = nullptr;
     const int32_t* tile_count = nullptr;
-    int32_t tile_rows = 64;
+    int32_t tile_rows = 64;  // the most of a tile
 
     Matrix matrix{};  // or, of a tile's expert, member `member` + z
     const Mlp* table = nullptr;
     int32_t member = 0;
+    int32_t members = 1;  // set by rotate
 
     uint2* out = nullptr;
     int64_t out_stride = 0;  // uint2 from one member's to the next
@@ -41,7 +42,7 @@ constexpr int64_t rotated_size(int64_t positions, int64_t k_padded) {
     return (positions + 7) / 8 * (k_padded / exl3::kTile) * 32;
 }
 
-void rotate(const Rotation& rotation, int64_t k_padded, int32_t tiles, int32_t members,
+void rotate(Rotation rotation, int64_t k_padded, int32_t tiles, int32_t members, bool overlap,
             cudaStream_t stream);
 
 }  // namespace quadrille::cuda

@@ -36,12 +36,12 @@ template <int kBits, bool kMul1>
 __global__ void __launch_bounds__(kThreads) decode_kernel(float* out) {
     constexpr int kWords = exl3::tile_words(kBits);
     __shared__ uint32_t tiles[kWarps][kTiles * kWords];
-    __shared__ uint32_t inputs[kTiles * 32 * 4];
+    __shared__ __align__(8) uint32_t inputs[kTiles * 32 * 2];
     const int thread = static_cast<int>(threadIdx.x);
     for (int i = thread; i < kWarps * kTiles * kWords; i += kThreads) {
         (&tiles[0][0])[i] = static_cast<uint32_t>(i + 1) * 2654435761u + blockIdx.x * 40503u;
     }
-    for (int i = thread; i < kTiles * 128; i += kThreads) inputs[i] = 0x2c002c00u + i % 5;
+    for (int i = thread; i < kTiles * 64; i += kThreads) inputs[i] = 0x2c002c00u + i % 5;
     __syncthreads();
     const int lane = thread % 32;
     const LanePlace<kBits> place(lane);
@@ -50,18 +50,10 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(float* out) {
 #pragma unroll 8
         for (int t = 0; t < kTiles; ++t) {
             const LaneWindow<kBits> window = place.load(&tiles[thread / 32][t * kWords]);
-            if constexpr (kMul1) {
-                uint32_t a[4];
-                decode_tile_mul1<kBits>(a, window);
-                const uint2 b = reinterpret_cast<const uint2*>(inputs)[t * 32 + lane];
-                mma_f16(acc, a, b.x, b.y);
-            } else {
-                uint32_t a[2][4];
-                decode_tile_doubled<kBits>(a, window, exl3::kMcgMultiplier, 0u);
-                const uint4 b = reinterpret_cast<const uint4*>(inputs)[t * 32 + lane];
-                mma_f16(acc, a[0], b.x, b.y);
-                mma_f16(acc, a[1], b.z, b.w);
-            }
+            uint32_t a[4];
+            decode_tile<kBits, kMul1>(a, window, exl3::kMcgMultiplier, 0u);
+            const uint2 b = reinterpret_cast<const uint2*>(inputs)[t * 32 + lane];
+            mma_f16(acc, a, b.x, b.y);
         }
         asm volatile("" ::: "memory");  // the next round reads again
     }

@@ -27,7 +27,7 @@ struct Kind {
 
     // One input alone has the same rotated magnitude in all channels: its errors add up.
     double allowed(int64_t k) const {
-        if (bits > 0) return k < 32 ? 4 * kGpuExl3RelativeRms : kGpuExl3RelativeRms;
+        if (bits > 0) return k < 32 ? 6 * kGpuExl3RelativeRms : kGpuExl3RelativeRms;
         return dtype == Dtype::bf16 ? kGpuBf16RelativeRms : kGpuTf32RelativeRms;
     }
     std::string text() const {

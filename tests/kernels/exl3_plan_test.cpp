@@ -40,7 +40,8 @@ TEST(Exl3Plan, AnEmptySegmentHasNoUnits) {
 
 TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
     EXPECT_EQ(plan_exl3(shape(4096, 1024), 1, kProcessors).mode, ProductMode::leaf);
-    EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kProcessors).mode, ProductMode::segment);
+    EXPECT_NE(plan_exl3(shape(4096, 77440), 1, kProcessors).mode, ProductMode::leaf);
+    EXPECT_EQ(plan_exl3(shape(1024, 77440), 1, kProcessors).mode, ProductMode::segment);
     EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kProcessors).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 1024), 9, kProcessors).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 77440), 1, kProcessors).rotate_inside);
