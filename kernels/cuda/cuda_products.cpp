@@ -14,10 +14,6 @@ namespace {
 
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of partial sums held at once
 constexpr int64_t kNativeSlab = 1024;                 // rows split into fragments at once
-// Up to here the weights are streamed again for every 16 rows, from the cache: the tiles of 64 rows
-// leave too many multiprocessors idle.
-constexpr int64_t kStreamedRows = 96;
-
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
@@ -111,7 +107,11 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
 
 void CudaBackend::native_product(const ProductOut& out, View<const float> in,
                                  const Matrix& weight) {
-    const bool tiled = weight.dtype == Dtype::bf16 && in.rows > kStreamedRows;
+    // Tiles of 64 rows x 256 columns where they fill the device; else the weights are streamed
+    // again for every 16 rows, from the cache.
+    const int64_t blocks = ceil_div(weight.n, 256) * ceil_div(in.rows, kNativeTileRows);
+    const bool tiled =
+        weight.dtype == Dtype::bf16 && in.rows > kStreamRows && blocks >= processors_;
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
     const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
     for (int64_t first = 0; first < in.rows; first += slab) {

@@ -19,6 +19,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kChunk = 512;  // inputs of one thread block: the cut depends on their number only
 constexpr int kRows = 8;
+constexpr unsigned kBatch = 16;  // chunks whose sums are read together
 constexpr int kMaxStreams = 8;
 constexpr int kMaxOutputs = 2 * kMaxStreams + kMaxStreams * kMaxStreams;
 
@@ -35,14 +36,28 @@ struct Gates {
     int32_t* counters;
 };
 
-__device__ float load_weight(const Matrix& fn, int64_t index) {
+// weight[i] = element first + 32 i + lane, of `count` that exist. All loads go out together.
+__device__ void load_weights(float (&weight)[kChunk / 32], const Matrix& fn, int64_t first,
+                             int32_t count) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto all = [&](auto&& element) {
+#pragma unroll
+        for (int i = 0; i < kChunk / 32; ++i) {
+            const int c = i * 32 + lane;
+            weight[i] = c < count ? element(first + c) : 0.0f;
+        }
+    };
     switch (fn.dtype) {
         case Dtype::bf16:
-            return __bfloat162float(static_cast<const __nv_bfloat16*>(fn.weights)[index]);
+            return all([&](int64_t at) {
+                return __bfloat162float(static_cast<const __nv_bfloat16*>(fn.weights)[at]);
+            });
         case Dtype::f16:
-            return __half2float(static_cast<const __half*>(fn.weights)[index]);
+            return all([&](int64_t at) {
+                return __half2float(static_cast<const __half*>(fn.weights)[at]);
+            });
         default:
-            return static_cast<const float*>(fn.weights)[index];
+            return all([&](int64_t at) { return static_cast<const float*>(fn.weights)[at]; });
     }
 }
 
@@ -104,10 +119,13 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
         args.partial + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kRows * (outputs + 1);
     for (int32_t j = static_cast<int32_t>(threadIdx.x) / 32; j <= outputs; j += kWarps) {
         float sum[kRows] = {};
-        for (int c = lane; c < count; c += 32) {
-            const float weight = j < outputs ? load_weight(args.fn, j * args.fn.k + first + c) : 0;
+        float weight[kChunk / 32];
+        load_weights(weight, args.fn, j * args.fn.k + first, j < outputs ? count : 0);
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) sum[r] += (j < outputs ? weight : x[r][c]) * x[r][c];
+        for (int i = 0; i < kChunk / 32; ++i) {
+            const int c = i * 32 + lane;
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) sum[r] += (j < outputs ? weight[i] : x[r][c]) * x[r][c];
         }
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -125,9 +143,16 @@ __device__ void finish_gates(const Gates& args, int r, float* t) {
     const int64_t row = int64_t{blockIdx.y} * kRows + r;
     for (int32_t j = lane; j <= outputs; j += 32) {
         float sum = 0.0f;
-        for (unsigned chunk = 0; chunk < gridDim.x; ++chunk) {
-            const int64_t cell = (int64_t{blockIdx.y} * gridDim.x + chunk) * kRows + r;
-            sum += __ldcg(args.partial + cell * (outputs + 1) + j);
+        for (unsigned first = 0; first < gridDim.x; first += kBatch) {
+            float part[kBatch];
+#pragma unroll
+            for (unsigned i = 0; i < kBatch; ++i) {
+                const int64_t cell = (int64_t{blockIdx.y} * gridDim.x + first + i) * kRows + r;
+                part[i] =
+                    first + i < gridDim.x ? __ldcg(args.partial + cell * (outputs + 1) + j) : 0.0f;
+            }
+#pragma unroll
+            for (unsigned i = 0; i < kBatch; ++i) sum += part[i];
         }
         t[j] = sum;
     }

@@ -124,20 +124,44 @@ class TiledKernel {
         }
     }
 
+    // The four MMAs of an accumulator (two of 16 inputs, high and low terms) wait for each other:
+    // those of half the row groups and all columns go in between.
     __device__ void step(Sums& acc, const Tile& tile, int stage) const {
+        constexpr int kTogether = kGroups / 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int g = 0; g < kGroups; ++g) {
-                if (g > 0 && g >= groups_) break;
-                const uint4* from =
-                    shared_ + stage * kStepWords + half * kHalfWords + g * 64 + lane();
-                const uint4 high = from[0];
-                const uint4 low = from[32];
-                Activations<true> x = {{high.x, high.y, high.z, high.w},
-                                       {low.x, low.y, low.z, low.w}};
+            for (int first = 0; first < kGroups; first += kTogether) {
+                if (first > 0 && first >= groups_) break;
+                uint4 high[kTogether];
+                uint4 low[kTogether];
 #pragma unroll
-                for (int c = 0; c < kColumns; ++c) multiply(acc[c][g], tile[half][c], x);
+                for (int g = 0; g < kTogether; ++g) {
+                    const uint4* from = shared_ + stage * kStepWords + half * kHalfWords +
+                                        (first + g) * 64 + lane();
+                    high[g] = from[0];
+                    low[g] = from[32];
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    multiply_groups(acc, tile[half], high, first, j);
+                    multiply_groups(acc, tile[half], low, first, j);
+                }
+            }
+        }
+    }
+
+    // Sixteen of 32 inputs (j: which), one term, kGroups / 2 row groups. Groups without rows hold
+    // whatever the stage held: their sums are never stored.
+    __device__ static void multiply_groups(Sums& acc, const Weights<Dtype::bf16> (&w)[kColumns],
+                                           const uint4 (&x)[kGroups / 2], int first, int j) {
+#pragma unroll
+        for (int g = 0; g < kGroups / 2; ++g) {
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) {
+                const uint32_t a[4] = {w[c].row[0].pair[2 * j], w[c].row[1].pair[2 * j],
+                                       w[c].row[0].pair[2 * j + 1], w[c].row[1].pair[2 * j + 1]};
+                mma_bf16(acc[c][first + g], a, j == 0 ? x[g].x : x[g].z, j == 0 ? x[g].y : x[g].w);
             }
         }
     }

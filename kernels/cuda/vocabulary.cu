@@ -56,9 +56,20 @@ __global__ void __launch_bounds__(kThreads)
     __shared__ Candidate shared[kThreads / 32];
     const float* x = logits.data + blockIdx.x * logits.stride;
     Candidate mine = {0.0f, kNone};
-    for (int32_t c = static_cast<int32_t>(threadIdx.x); c < valid; c += kThreads) {
-        const Candidate other = {x[c], c};
-        if (!isnan(other.value) && other.beats(mine)) mine = other;
+    constexpr int kBatch = 8;
+    for (int32_t first = static_cast<int32_t>(threadIdx.x); first < valid;
+         first += kBatch * kThreads) {
+        float part[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int32_t c = first + i * kThreads;
+            part[i] = c < valid ? x[c] : NAN;
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const Candidate other = {part[i], first + i * kThreads};
+            if (!isnan(other.value) && other.beats(mine)) mine = other;
+        }
     }
     const Candidate best = block_best<kThreads>(mine, shared);
     if (threadIdx.x == 0) {
