@@ -99,7 +99,9 @@ if command -v compute-sanitizer >/dev/null; then
         --prompts "$files/prompts.h5" --max-new-tokens 6 --out "$files/memcheck.h5"
     for t in rows sequence draft moe products; do
         for tool in memcheck racecheck; do
-            step "$tool-$t" 240 env QUADRILLE_TEST_SMALL=1 compute-sanitizer --tool "$tool" \
+            # A test asks for too much memory on purpose: failed API calls are no finding.
+            if [ $tool = memcheck ]; then api='--report-api-errors no'; else api=; fi
+            step "$tool-$t" 240 env QUADRILLE_TEST_SMALL=1 compute-sanitizer --tool "$tool" $api \
                 --error-exitcode 1 "$build/tests/kernels/kernels_cuda_${t}_test"
         done
     done
