@@ -128,8 +128,10 @@ void GenerateJob::start_up() {
                                     "job are not supported yet: start one job a group",
                                     options_.tp, session_.size(), placement.groups));
         }
-        if (options_.prompts.size() + (options_.prompt_texts.empty() ? 0 : 1) != 1) {
-            throw Error(ErrorKind::usage, "--prompts: expected one file, found several");
+        const size_t files = options_.prompts.size() + (options_.prompt_texts.empty() ? 0 : 1);
+        if (files != 1) {
+            throw Error(ErrorKind::usage,
+                        fmt::format("--prompts: expected one file, found {}", files));
         }
     });
     choose_backend();
