@@ -55,6 +55,27 @@ std::vector<T> padded(std::span<const Generation> generations, const Get& get,
     return out;
 }
 
+// Rows of `width` values, one a token. A generation has as many values for each of its tokens, or
+// fewer: `missing` stands behind them.
+template <typename T>
+std::vector<T> widened(std::span<const Generation> generations, std::vector<T> Generation::*list,
+                       size_t width, T missing) {
+    std::vector<T> out;
+    for (const Generation& generation : generations) {
+        const size_t tokens = generation.tokens.size();
+        const std::vector<T>& values = generation.*list;
+        const size_t own = tokens == 0 ? 0 : values.size() / tokens;
+        require(own <= width && values.size() == own * tokens,
+                "generation table: as many alternatives for each token, at most the file's");
+        for (size_t t = 0; t < tokens; ++t) {
+            const auto first = values.begin() + static_cast<int64_t>(t * own);
+            out.insert(out.end(), first, first + static_cast<int64_t>(own));
+            out.insert(out.end(), width - own, missing);
+        }
+    }
+    return out;
+}
+
 template <typename T>
 void put(h5::Dataset& dataset, int64_t row, const std::vector<T>& values) {
     if constexpr (std::is_same_v<T, std::string>)
@@ -249,14 +270,11 @@ void GenerationTable::write_logprobs(int64_t token, std::span<const Generation> 
     constexpr float kAbsent = std::numeric_limits<float>::quiet_NaN();
     constexpr int32_t kNoToken = -1;
     std::vector<size_t> tokens;
-    std::vector<size_t> alternatives;
-    for (const Generation& generation : generations) {
-        tokens.push_back(generation.tokens.size());
-        alternatives.push_back(tokens.back() * static_cast<size_t>(layout_.logprobs));
-    }
+    for (const Generation& generation : generations) tokens.push_back(generation.tokens.size());
+    const auto width = static_cast<size_t>(layout_.logprobs);
     put(*chosen_, token, padded(generations, &Generation::chosen_logprobs, tokens, kAbsent));
-    put(*top_ids_, token, padded(generations, &Generation::top_ids, alternatives, kNoToken));
-    put(*top_, token, padded(generations, &Generation::top_logprobs, alternatives, kAbsent));
+    put(*top_ids_, token, widened(generations, &Generation::top_ids, width, kNoToken));
+    put(*top_, token, widened(generations, &Generation::top_logprobs, width, kAbsent));
 }
 
 }  // namespace quadrille

@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace quadrille {
 namespace {
@@ -21,6 +22,7 @@ using options::IntOption;
 using options::kFloats;
 using options::kIntDefault;
 using options::kInts;
+using options::kLogprobs;
 using options::kMaxNewTokens;
 using options::kMaxToken;
 using options::kStopText;
@@ -207,6 +209,8 @@ void PromptOptions::take_attributes(const h5::Group& prompts,
             if (number != kIntDefault) option.set(base_, number);
             return number == kIntDefault || number == option.get(built_in);
         });
+    if (prompts.attribute("seed") && base_.seed >= 0)
+        run_seed_ = static_cast<uint64_t>(std::exchange(base_.seed, kIntDefault));
     for (const FloatOption& option : kFloats)
         visit(option.name, [&](const std::string& where, const h5::Value& value) {
             const double number = float_attribute(where, value, option);
@@ -347,6 +351,22 @@ void PromptOptions::read_stop_text(int64_t first, std::span<Prompt> prompts) con
         }
         prompts[r].options.stop_text.assign(begin, end);
     }
+}
+
+int64_t PromptOptions::largest_logprobs() const {
+    int64_t largest = base_.logprobs;
+    if (!ints_[kLogprobs]) return largest;
+    for (int64_t first = 0; first < records_; first += kSlice) {
+        const int64_t count = std::min(kSlice, records_ - first);
+        for (const int64_t value : ints_[kLogprobs]->read<int64_t>(first, count))
+            if (kInts[kLogprobs].allows(value)) largest = std::max(largest, value);
+    }
+    return largest;
+}
+
+bool PromptOptions::has_stop_text() const {
+    return !base_.stop_text.empty() ||
+           (stop_text_.values.has_value() && stop_text_.offsets.back() > 0);
 }
 
 std::vector<int64_t> PromptOptions::max_new_tokens(int64_t first, int64_t count) const {

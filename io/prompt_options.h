@@ -37,6 +37,11 @@ class PromptOptions {
     // Sets options, and error if a value is out of range, of records first, first + 1, …
     // `vocab_size` bounds stop_tokens; 0: not known.
     void read(int64_t first, std::span<Prompt> prompts, int64_t vocab_size) const;
+    // The seed of an attribute of /prompts: like --seed it is the run's, not the records'.
+    std::optional<uint64_t> run_seed() const { return run_seed_; }
+    // The most alternatives a record asks for; -1: none asks for log-probabilities.
+    int64_t largest_logprobs() const;
+    bool has_stop_text() const;
     // max_new_tokens of those records; 0 where the value is out of range.
     std::vector<int64_t> max_new_tokens(int64_t first, int64_t count) const;
 
@@ -54,6 +59,7 @@ class PromptOptions {
     void read_stop_text(int64_t first, std::span<Prompt> prompts) const;
 
     int64_t records_;
+    std::optional<uint64_t> run_seed_;
     RecordOptions base_;                            // what a record has that no column sets
     std::vector<std::optional<h5::Dataset>> ints_;  // in the order of the tables in the source
     std::vector<std::optional<h5::Dataset>> floats_;

@@ -49,6 +49,7 @@ class PromptReader {
     // The largest max_new_tokens of a record; largest sum of it and the prompt's tokens.
     int64_t largest_max_new_tokens() const { return largest_max_new_tokens_; }
     int64_t largest_total() const { return largest_total_; }
+    const PromptOptions& options() const { return *options_; }
 
     // Records first … first + count - 1, in order. A text file's tokens are left to the caller
     // (check_tokens comes after the tokenizer then); a record longer than the context is not read.

@@ -10,6 +10,7 @@
 #include "io/run_folder.h"
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
+#include "io/utf8.h"
 #include "jobs/heartbeat.h"
 #include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
@@ -47,6 +48,7 @@ struct RunShape {
     int64_t capacity = 0;      // tokens per slot
     int64_t known_tokens = 0;  // ids from here on are never chosen
     int64_t remaining = 0;     // records that no earlier start has done
+    bool stop_text = false;    // some record has stop strings
 };
 
 class GenerateJob {
@@ -96,8 +98,8 @@ class GenerateJob {
     std::optional<Checkpoint> checkpoint_;
     std::optional<DraftConfig> draft_config_;  // absent: no drafter
     std::optional<Checkpoint> draft_checkpoint_;
+    std::unique_ptr<Tokenizer> tokenizer_;  // of other ranks: for stop strings only
     // Leader only.
-    std::unique_ptr<Tokenizer> tokenizer_;
     std::optional<PromptFiles> prompt_files_;
     std::optional<RecordSource> source_;
     h5::Attributes fingerprint_;
@@ -128,11 +130,6 @@ void GenerateJob::start_up() {
                                     "job are not supported yet: start one job a group",
                                     options_.tp, session_.size(), placement.groups));
         }
-        const size_t files = options_.prompts.size() + (options_.prompt_texts.empty() ? 0 : 1);
-        if (files != 1) {
-            throw Error(ErrorKind::usage,
-                        fmt::format("--prompts: expected one file, found {}", files));
-        }
     });
     choose_backend();
     facts_.devices = gather_texts(comm_, backend_->device());
@@ -143,6 +140,9 @@ void GenerateJob::start_up() {
     });
     comm_.broadcast_host(&shape_, sizeof shape_, 0);
     if (options_.dry_run || shape_.remaining == 0) return;
+    agree(comm_, "tokenizer", [&] {  // every rank looks for stop strings
+        if (shape_.stop_text && !leads()) tokenizer_ = make_tokenizer(options_.target);
+    });
     agree(comm_, "weights", [&] { load_model(); });
 }
 
@@ -186,6 +186,13 @@ void GenerateJob::read_checkpoint() {
     plan_draft(*draft_config_, options_.draft_placement, comm_.size(), comm_.rank());
     draft_checkpoint_.emplace(options_.draft);
     check_draft_tensors(*draft_config_, *draft_checkpoint_);
+    if (options_.accept == AcceptRule::rejection &&
+        draft_config_->selector_top_k > Offers::kMaxProposed) {
+        throw Error(ErrorKind::usage,
+                    fmt::format("--accept rejection: expected a drafter with selector_top_k of at "
+                                "most {}, found {}",
+                                Offers::kMaxProposed, draft_config_->selector_top_k));
+    }
 }
 
 void GenerateJob::open_files() {
@@ -193,7 +200,7 @@ void GenerateJob::open_files() {
     if (with_tokenizer) tokenizer_ = make_tokenizer(options_.target);
     prompt_files_.emplace(options_);
     for (const std::string& notice : prompt_files_->notices()) log_.notice(notice);
-    source_.emplace(options_, prompt_files_->paths().front(), config_.vocab_size, tokenizer_.get());
+    source_.emplace(options_, prompt_files_->paths(), config_.vocab_size, tokenizer_.get());
     for (const std::string& notice : source_->notices()) log_.notice(notice);
     shape_.records = source_->record_count();
     if (options_.max_context > config_.max_position_embeddings) {
@@ -205,11 +212,12 @@ void GenerateJob::open_files() {
     shape_.capacity = options_.max_context > 0 ? options_.max_context : source_->largest_total();
     shape_.capacity = std::clamp<int64_t>(shape_.capacity, 2, config_.max_position_embeddings);
     shape_.known_tokens = tokenizer_ ? tokenizer_->size() : config_.vocab_size;
+    shape_.stop_text = source_->has_stop_text();
     source_->set_context(shape_.capacity);
     if (options_.strict) {  // a prompt that fills the context counts too
         const std::string error = source_->first_error();
         if (!error.empty()) {
-            throw Error(ErrorKind::input, fmt::format("{}: {} (--strict)", source_->name(), error));
+            throw Error(ErrorKind::input, fmt::format("{} (--strict)", error));
         }
     }
 
@@ -226,8 +234,11 @@ void GenerateJob::open_files() {
     results.overwrite = options_.output_exists == OutputExists::overwrite;
     results.layout.k = k_;
     results.layout.text = tokenizer_ && !options_.no_text;
-    results.records = first_records(shape_.records);
-    results.ids = {&source_->ids()};
+    results.layout.logprobs = source_->largest_logprobs();
+    results.layout.origin = source_->has_origin();
+    if (results.layout.origin) results.layout.sources = source_->names();
+    results.records = source_->keys();
+    results.ids = source_->ids();
     results.fingerprint = fingerprint_;
     results.locking = options_.locking;
     results.before_commit = [this] { check_launcher(); };
@@ -287,7 +298,8 @@ bool GenerateJob::refill(Engine& engine) {
     std::vector<Prompt> prompts;
     if (leads()) {
         const auto open = [&](int64_t record) {
-            return record < shape_.records && !writer_->is_done({.prompt_index = record});
+            return record < shape_.records &&
+                   !writer_->is_done(source_->keys()[static_cast<size_t>(record)]);
         };
         while (next_record_ < shape_.records && !open(next_record_)) ++next_record_;
         int64_t count = 0;
@@ -302,6 +314,14 @@ bool GenerateJob::refill(Engine& engine) {
 }
 
 std::string GenerateJob::text_of(const Generation& generation) const {
+    if (generation.text_end >= 0) {  // a stop string begins there
+        std::string bytes;
+        for (const int32_t token : generation.tokens) {
+            if (!tokenizer_->is_special(token)) bytes += tokenizer_->token_bytes(token);
+        }
+        bytes.resize(static_cast<size_t>(generation.text_end));
+        return replace_broken_utf8(bytes);
+    }
     const bool ended = generation.finish_reason == FinishReason::eos ||
                        generation.finish_reason == FinishReason::stop;
     const std::span<const int32_t> tokens(generation.tokens);
@@ -352,7 +372,10 @@ int GenerateJob::run_steps() {
                                                               kPrefillGrid * kPrefillGrid),
                    .k = k_,
                    .known_tokens = shape_.known_tokens,
-                   .eos = config_.eos_token_ids});
+                   .eos = config_.eos_token_ids,
+                   .seed = options_.seed,
+                   .accept = options_.accept,
+                   .tokenizer = tokenizer_.get()});
     StopPlan plan(start_, std::chrono::seconds(options_.max_time),
                   std::chrono::seconds(options_.grace));
     Stop stop = Stop::none;

@@ -4,6 +4,7 @@
 // so that they pass the same checks; a message then names the variable.
 #include "jobs/options.h"
 
+#include "io/option_table.h"
 #include "kernels/check.h"
 
 #include <CLI/CLI.hpp>
@@ -24,6 +25,7 @@ namespace {
 constexpr int64_t kTokenGrid = 64;     // prefill chunks are cut at its multiples
 constexpr int64_t kShortestWatch = 4;  // of Watchdog
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
+constexpr int64_t kMaxSamples = int64_t{1} << 20;
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 struct FromEnvironment {
@@ -74,6 +76,30 @@ CLI::Validator unsigned_integer() {
             return fmt::format("expected an integer from 0 to 2^64 - 1, found '{}'", text);
         },
         "");
+}
+
+// low..high; low itself only if allowed.
+CLI::Validator real(double low, bool low_allowed, double high) {
+    const std::string wanted =
+        high == std::numeric_limits<double>::max()
+            ? fmt::format("a finite number {} {}", low_allowed ? "of at least" : "above", low)
+            : fmt::format("a number {} {} to {}", low_allowed ? "from" : "above", low, high);
+    return CLI::Validator(
+        [=](const std::string& text) -> std::string {
+            const std::optional<double> value = parse_number<double>(text);
+            if (value && (low_allowed ? *value >= low : *value > low) && *value <= high) return {};
+            return fmt::format("expected {}, found '{}'", wanted, text);
+        },
+        "");
+}
+
+std::optional<Shard> parse_shard(const std::string& text) {
+    const size_t slash = text.find('/');
+    if (slash == std::string::npos) return std::nullopt;
+    const auto index = parse_number<int64_t>(text.substr(0, slash));
+    const auto count = parse_number<int64_t>(text.substr(slash + 1));
+    if (!index || !count || *index < 0 || *index >= *count) return std::nullopt;
+    return Shard{*index, *count};
 }
 
 CLI::Validator one_of(std::vector<std::string> names) {
@@ -146,6 +172,72 @@ CLI::Option* add_output_exists(CLI::App& app, OutputExists& value) {
         ->option_text("WHAT");
 }
 
+CLI::Option* add_shard(CLI::App& app, Shard& shard) {
+    return app
+        .add_option_function<std::string>(
+            "--shard", [&shard](const std::string& text) { shard = *parse_shard(text); },
+            "every N-th prompt, I from 0 to N - 1")
+        ->check(CLI::Validator(
+            [](const std::string& text) -> std::string {
+                if (parse_shard(text)) return {};
+                return fmt::format("expected I/N with 0 <= I < N, found '{}'", text);
+            },
+            ""))
+        ->option_text("I/N");
+}
+
+// A flag for a record's option, with the range of io/option_table.h.
+void add_record_flag(CLI::App& app, RecordOptions& record, const std::string& flag,
+                     const char* help, const std::string& group) {
+    std::string name = flag.substr(2);
+    std::ranges::replace(name, '-', '_');
+    for (const options::IntOption& option : options::kInts) {
+        if (option.name != name) continue;
+        app.add_option_function<int64_t>(
+               flag, [&record, set = option.set](int64_t value) { set(record, value); }, help)
+            ->check(integer(option.low, option.high))
+            ->option_text("N")
+            ->group(group);
+    }
+    for (const options::FloatOption& option : options::kFloats) {
+        if (option.name != name) continue;
+        app.add_option(flag, record.*option.member, help)
+            ->check(real(option.low, option.low_allowed, option.high))
+            ->option_text("X")
+            ->group(group);
+    }
+}
+
+void add_sampling(CLI::App& app, GenerateOptions& options) {
+    const std::string group = "Sampling";
+    const auto flag = [&](const char* name, const char* help) {
+        add_record_flag(app, options.record, name, help, group);
+    };
+    flag("--temperature", "0: greedy [0]");
+    flag("--top-p", "keep the fewest tokens of this probability [1]");
+    flag("--top-k", "keep the N most probable tokens; 0: all [0]");
+    flag("--min-p", "keep tokens of this share of the best [0]");
+    flag("--repetition-penalty", "of tokens that are there already [1]");
+    flag("--logprobs", "of the chosen token and the N best [none]");
+    app.add_option("--seed", options.seed, "seed of the run [0]")
+        ->check(unsigned_integer())
+        ->option_text("N")
+        ->group(group);
+    app.add_option("--n", options.samples, "samples of each prompt [1]")
+        ->check(integer(1, kMaxSamples))
+        ->option_text("N")
+        ->group(group);
+    app.add_option_function<std::string>(
+           "--accept",
+           [&options](const std::string& rule) {
+               options.accept = rule == "coupled" ? AcceptRule::coupled : AcceptRule::rejection;
+           },
+           "of sampled drafts: coupled or rejection [coupled]")
+        ->check(one_of({"coupled", "rejection"}))
+        ->option_text("RULE")
+        ->group(group);
+}
+
 void add_generate(CLI::App& app, GenerateOptions& options) {
     const auto text = [&app](const char* name, std::string& value, const char* what,
                              const char* help, const char* value_name) {
@@ -176,18 +268,17 @@ void add_generate(CLI::App& app, GenerateOptions& options) {
     number("--max-context", options.max_context, 2, kMaxTokens,
            "tokens per record [as the longest prompt needs]")
         ->group(records);
-    app.add_option("--seed", options.seed, "seed of the run [0]")
-        ->check(unsigned_integer())
-        ->option_text("N")
-        ->group(records);
     app.add_flag("--ignore-eos", options.record.ignore_eos, "do not stop at an end token")
         ->group(records);
-    number("--limit", options.limit, 1, kAny, "run the first N records only")->group(records);
+    number("--limit", options.limit, 1, kAny, "run the first N prompts only")->group(records);
+    add_shard(app, options.shard)->group(records);
     app.add_flag("--no-text", options.no_text, "write tokens, no text")->group(records);
     app.add_flag("--strict", options.strict, "a bad record stops the job before it starts")
         ->group(records);
     app.add_flag("--fail-on-error", options.fail_on_error, "exit 1 when a record had an error")
         ->group(records);
+
+    add_sampling(app, options);
 
     const std::string running = "Running";
     number("--max-seqs", options.max_seqs, 1, 4096, "records at once (or MAX_NUM_SEQS) [16]")

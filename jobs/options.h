@@ -7,6 +7,7 @@
 #include "drafter/draft_plan.h"
 #include "io/records.h"
 #include "io/run_lock.h"
+#include "runtime/accept.h"
 
 #include <cstdint>
 #include <span>
@@ -19,6 +20,12 @@ namespace quadrille {
 
 enum class OutputExists { fail, overwrite };
 
+// Every count-th prompt, the index-th first.
+struct Shard {
+    int64_t index = 0;
+    int64_t count = 1;
+};
+
 struct GenerateOptions {
     std::string target;                // checkpoint folder
     std::string draft = "none";        // drafter's folder
@@ -30,7 +37,10 @@ struct GenerateOptions {
     RecordOptions record;     // defaults of the records; its own seed stays -1
     int64_t max_context = 0;  // tokens per record; 0: longest prompt + max_new_tokens
     uint64_t seed = 0;        // of the run
-    int64_t limit = 0;        // records to run, the first ones; 0: all
+    int64_t samples = 1;      // generations of each prompt
+    AcceptRule accept = AcceptRule::coupled;
+    int64_t limit = 0;  // prompts to run, the first ones of all files; 0: all
+    Shard shard;        // of those
     bool no_text = false;
     bool strict = false;         // a record error ends the job before it starts
     bool fail_on_error = false;  // exit 1 when a record has an error

@@ -14,7 +14,9 @@ namespace quadrille {
 namespace {
 
 // Options that decide what a record computes.
-h5::Attributes sampling(const RecordOptions& record, uint64_t seed) {
+h5::Attributes sampling(const GenerateOptions& options) {
+    const RecordOptions& record = options.record;
+    const bool coupled = options.accept == AcceptRule::coupled;
     return {{"max_new_tokens", record.max_new_tokens},
             {"temperature", record.temperature},
             {"top_p", record.top_p},
@@ -23,7 +25,10 @@ h5::Attributes sampling(const RecordOptions& record, uint64_t seed) {
             {"repetition_penalty", record.repetition_penalty},
             {"logprobs", record.logprobs},
             {"ignore_eos", int64_t{record.ignore_eos ? 1 : 0}},
-            {"seed", static_cast<int64_t>(seed)}};
+            {"seed", static_cast<int64_t>(options.seed)},
+            {"samples", options.samples},
+            {"shard", fmt::format("{}/{}", options.shard.index, options.shard.count)},
+            {"accept", std::string(coupled ? "coupled" : "rejection")}};
 }
 
 }  // namespace
@@ -38,7 +43,7 @@ h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& che
                            const Checkpoint* drafter, const Tokenizer* tokenizer,
                            const std::string& prompts_digest, int64_t k, int64_t context,
                            const Backend& backend) {
-    h5::Attributes fields = sampling(options.record, options.seed);
+    h5::Attributes fields = sampling(options);
     fields["checkpoint_digest"] = checkpoint.digest();
     fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
     fields["tokenizer_digest"] = tokenizer == nullptr ? std::string() : tokenizer->digest();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The records of a run, in order, ready for the engine: read in slices, text tokenized, tokens and
-// options checked. One rank of a group has one.
+// The records of a run, in order, ready for the engine: prompts of all files, those of the shard,
+// each as often as there are samples; read in slices, text tokenized, tokens and options checked.
+// One rank of a group has one.
 #pragma once
 
 #include "io/prompt_reader.h"
@@ -8,6 +9,7 @@
 #include "jobs/options.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,29 +17,51 @@ namespace quadrille {
 
 class RecordSource {
   public:
-    // `path`: prompts.h5. `tokenizer` may be nullptr: a text file is an Error{input} then.
-    RecordSource(const GenerateOptions& options, const std::string& path, int64_t vocab_size,
-                 const Tokenizer* tokenizer);
+    // `paths`: prompts.h5 files, options.prompts first. `tokenizer` may be nullptr: text prompts
+    // and stop strings are an Error{input} then.
+    RecordSource(const GenerateOptions& options, const std::vector<std::string>& paths,
+                 int64_t vocab_size, const Tokenizer* tokenizer);
 
-    int64_t record_count() const { return count_; }
-    std::string name() const { return reader_.path().string(); }
-    std::string digest() const { return reader_.digest(); }  // names the prompts and their options
-    const Ids& ids() const { return reader_.ids(); }
-    const std::vector<std::string>& notices() const { return reader_.notices(); }
-    // Largest sum of a record's prompt and its max_new_tokens; a text file is tokenized for it.
+    // Ascending; a record is named by its place among them.
+    const std::vector<RecordKey>& keys() const { return keys_; }
+    int64_t record_count() const { return std::ssize(keys_); }
+
+    // Of each file: its ids, what the user calls it.
+    std::vector<const Ids*> ids() const;
+    std::vector<std::string> names() const;
+    std::vector<std::string> notices() const;
+    std::string digest() const;  // names the prompts and their options
+    // Whether results need to say of which file and sample they are.
+    bool has_origin() const { return files_.size() > 1 || samples_ > 1; }
+    // The most alternatives a record asks for; -1: no log-probabilities.
+    int64_t largest_logprobs() const;
+    bool has_stop_text() const;
+    // Largest sum of a record's prompt and its max_new_tokens; text files are tokenized for it.
     int64_t largest_total() const;
     // Prompts of `context` tokens or more get an error.
     void set_context(int64_t context) { limits_.context = context; }
 
+    // Records first, first + 1, …: at most `count`, none behind the last one.
     std::vector<Prompt> read(int64_t first, int64_t count) const;
-    // The first record error as "record 3: …"; "" if there is none. Reads everything.
+    // The first record error as "FILE: record 3: …"; "" if there is none. Reads everything.
     std::string first_error() const;
 
   private:
+    struct File {
+        std::string name;
+        PromptReader reader;
+    };
+
+    void list_records(const GenerateOptions& options);
+    // Prompts first, first + 1, … of a file.
+    std::vector<Prompt> load(int32_t source, int64_t first, int64_t count) const;
+    void set_sample(Prompt& prompt, const RecordKey& key) const;
+
     const Tokenizer* tokenizer_;
-    PromptReader reader_;
     PromptLimits limits_;
-    int64_t count_ = 0;
+    int64_t samples_;
+    std::vector<std::unique_ptr<File>> files_;
+    std::vector<RecordKey> keys_;
 };
 
 }  // namespace quadrille

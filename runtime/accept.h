@@ -11,6 +11,11 @@
 
 namespace quadrille {
 
+// How a sampled draft is accepted (docs/design.md §6). coupled: it equals the target's own draw,
+// and the output does not depend on the drafts. rejection: the standard rule, the same
+// distribution.
+enum class AcceptRule : uint8_t { coupled, rejection };
+
 struct EndRule {
     std::span<const int32_t> eos;   // empty where the record ignores them
     std::span<const int32_t> stop;  // the record's own stop tokens

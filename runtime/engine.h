@@ -25,11 +25,6 @@
 
 namespace quadrille {
 
-// How a sampled draft is accepted (docs/design.md §6). coupled: it equals the target's own draw,
-// and the output does not depend on the drafts. rejection: the standard rule, the same
-// distribution.
-enum class AcceptRule : uint8_t { coupled, rejection };
-
 struct EngineOptions {
     int32_t max_batched_tokens = 4096;  // rows of a prefill pass; a multiple of kPrefillGrid
     int32_t k = 0;                      // drafts verified per step at most

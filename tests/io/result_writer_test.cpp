@@ -166,10 +166,12 @@ TEST_F(ResultWriterTest, RoundTripsEverything) {
         Generation g = make_generation(key.prompt_index, 4 + key.source * 9 + key.sample, 3);
         g.source = key.source;
         g.sample = key.sample;
-        if (key.sample == 0)
+        // Two alternatives, one, or not even the chosen token's.
+        const int32_t alternatives = key.sample == 0 ? 2 : key.source == 0 ? 1 : -1;
+        if (alternatives >= 0)
             for (size_t i = 0; i < g.tokens.size(); ++i) {
                 g.chosen_logprobs.push_back(-0.5f * static_cast<float>(i));
-                for (const int32_t j : {0, 1}) {
+                for (int32_t j = 0; j < alternatives; ++j) {
                     g.top_ids.push_back(g.tokens[i] + j);
                     g.top_logprobs.push_back(-0.25f * static_cast<float>(j));
                 }
@@ -194,6 +196,14 @@ TEST_F(ResultWriterTest, RoundTripsEverything) {
             EXPECT_EQ(read[i].chosen_logprobs, made[i].chosen_logprobs);
             EXPECT_EQ(read[i].top_ids, made[i].top_ids);
             EXPECT_EQ(read[i].top_logprobs, made[i].top_logprobs);
+        } else if (made[i].source == 0) {  // asked for one alternative of the file's two
+            EXPECT_EQ(read[i].chosen_logprobs, made[i].chosen_logprobs);
+            for (size_t t = 0; t < made[i].tokens.size(); ++t) {
+                EXPECT_EQ(read[i].top_ids[2 * t], made[i].top_ids[t]);
+                EXPECT_EQ(read[i].top_ids[2 * t + 1], -1);
+                EXPECT_EQ(read[i].top_logprobs[2 * t], made[i].top_logprobs[t]);
+                EXPECT_TRUE(std::isnan(read[i].top_logprobs[2 * t + 1]));
+            }
         } else {
             EXPECT_TRUE(std::isnan(read[i].chosen_logprobs.front()));
             EXPECT_EQ(read[i].top_ids, std::vector<int32_t>(2 * made[i].tokens.size(), -1));

@@ -97,7 +97,6 @@ PROMPTS = [
     ("prompts missing", generate(prompts="{tmp}/none.h5"), 4, "none.h5: cannot open"),
     ("prompts are text", generate(prompts="{demo}/config.json"), 3, "config.json"),
     ("prompts truncated", generate(prompts="{h5:truncated}"), 3, "truncated or damaged HDF5 file"),
-    ("two prompts files", generate(prompts="{h5:good} {h5:good}"), 2, "--prompts: expected one file, found 2"),
     prompts("newer-format", "use a newer version"),
     prompts("format-text", "quadrille_format must be an integer"),
     prompts("other-kind", "expected a file of kind 'prompts', found 'generations'"),
@@ -120,11 +119,12 @@ PROMPTS = [
     prompts("id-twice", "records 0 and 2 have the same id 7"),
     prompts("id-length", "/prompts/id: has length 2, but there are 3 records"),
     prompts("id-float", "/prompts/id: expected integers or strings"),
-    prompts("temperature", "does not support temperature"),
-    prompts("temperature-attribute", "does not support temperature"),
-    prompts("logprobs", "does not support logprobs"),
-    prompts("penalty", "does not support repetition_penalty"),
-    prompts("stop-text", "does not support stop_text"),
+    prompts("temperature-type", "/prompts/temperature: expected floating point, found int64"),
+    prompts("temperature-attribute", "attribute temperature: expected 0 to finite, found -0.5"),
+    prompts("top-p-attribute", "attribute top_p: expected above 0 to 1, found 1.5"),
+    prompts("seed-attribute", "attribute seed: expected an integer"),
+    prompts("logprobs-type", "/prompts/logprobs: expected integers, found float64"),
+    prompts("stop-text", "the prompts have stop_text and"),
     prompts("stop-offsets", "/prompts/stop_tokens_offsets: has length 3, expected 4"),
     prompts("stop-alone", "/prompts/stop_tokens_offsets: no such dataset"),
     prompts("attribute-type", "attribute max_new_tokens: expected an integer"),
@@ -132,7 +132,7 @@ PROMPTS = [
 
 # Record level: the job goes on; --strict stops it before it starts, --fail-on-error ends with 1.
 RECORD_NAMES = ["record-empty", "record-token-high", "record-token-negative", "record-token-huge",
-                "record-too-long", "record-limit"]
+                "record-too-long", "record-limit", "record-temperature", "record-top-p", "record-logprobs"]
 RECORDS = [prompts(name, "2 ok, 1 with an error", code=0) for name in RECORD_NAMES]
 RECORDS += [prompts(name, "record 1", more="--strict") for name in RECORD_NAMES]
 RECORDS += [prompts("record-empty", "2 ok, 1 with an error", code=1, more="--fail-on-error"),
@@ -151,6 +151,7 @@ OUTPUTS = [
 FINE = [
     prompts("no-stamp", "read as format 1", code=0),
     prompts("unknown-column", "not known and ignored: /prompts/colour", code=0),
+    ("two prompts files", generate(prompts="{h5:good} {h5:good}"), 0, "6 ok"),
 ]
 
 # One process by nature.

@@ -129,9 +129,8 @@ void columns(const Folder& folder) {
     ints("id-twice", "id", {7, 8, 7});
     ints("id-length", "id", {7, 8});
     floats("id-float", "id", {7, 8, 9});
-    floats("temperature", "temperature", {0.0, 0.7, 0.0});
-    ints("logprobs", "logprobs", {-1, 3, -1});
-    floats("penalty", "repetition_penalty", {1.0, 1.0, 1.2});
+    ints("temperature-type", "temperature", {0, 1, 0});
+    floats("logprobs-type", "logprobs", {-1, 3, -1});
     folder.with("stop-text", [](h5::Group& g) {
         put_strings(g, "stop_text", {"end"});
         put<int64_t>(g, "stop_text_offsets", Element::i64, {0, 0, 1, 1});
@@ -142,7 +141,10 @@ void columns(const Folder& folder) {
     });
     folder.with("stop-alone",
                 [](h5::Group& g) { put<int64_t>(g, "stop_tokens", Element::i64, {5}); });
-    folder.with("temperature-attribute", [](h5::Group& g) { g.set_attribute("temperature", 0.5); });
+    folder.with("temperature-attribute",
+                [](h5::Group& g) { g.set_attribute("temperature", -0.5); });
+    folder.with("top-p-attribute", [](h5::Group& g) { g.set_attribute("top_p", 1.5); });
+    folder.with("seed-attribute", [](h5::Group& g) { g.set_attribute("seed", std::string("x")); });
     folder.with("attribute-type",
                 [](h5::Group& g) { g.set_attribute("max_new_tokens", std::string("many")); });
     ints("unknown-column", "colour", {1, 2, 3});
@@ -159,6 +161,15 @@ void record_level(const Folder& folder) {
     });
     folder.make("record-utf8", [](Content& c) {
         text_file(c, {"The king", "\xff\xfe", "Blessed"});
+    });
+    folder.with("record-temperature", [](h5::Group& g) {
+        put<double>(g, "temperature", Element::f64, {0.5, -0.5, 0.5});
+    });
+    folder.with("record-top-p", [](h5::Group& g) {
+        put<double>(g, "top_p", Element::f64, {1.0, 0.0, 0.5});
+    });
+    folder.with("record-logprobs", [](h5::Group& g) {
+        put<int64_t>(g, "logprobs", Element::i64, {2, 257, -1});
     });
     folder.with("record-limit", [](h5::Group& g) {
         put<int64_t>(g, "max_new_tokens", Element::i64, {4, 0, 4});

@@ -230,6 +230,57 @@ TEST(Options, LockingIsThatOfHdf5) {
     EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=TRUE"}).locking, Locking::required);
 }
 
+INSTANTIATE_TEST_SUITE_P(
+    Sampling, BadValue,
+    testing::Values(
+        Bad{{"--temperature", "-0.1"},
+            "--temperature: expected a finite number of at least 0, found '-0.1'"},
+        Bad{{"--temperature", "inf"}, "--temperature: expected a finite number"},
+        Bad{{"--temperature", "nan"}, "--temperature: expected a finite number"},
+        Bad{{"--temperature", "warm"}, "--temperature: expected a finite number"},
+        Bad{{"--top-p", "0"}, "--top-p: expected a number above 0 to 1, found '0'"},
+        Bad{{"--top-p", "1.01"}, "--top-p: expected a number above 0 to 1, found '1.01'"},
+        Bad{{"--top-k", "-1"}, "--top-k: expected an integer from 0 to 2147483647, found '-1'"},
+        Bad{{"--top-k", "1.5"}, "--top-k: expected an integer from 0 to"},
+        Bad{{"--min-p", "-0.1"}, "--min-p: expected a number from 0 to 1, found '-0.1'"},
+        Bad{{"--repetition-penalty", "0"},
+            "--repetition-penalty: expected a finite number above 0, found '0'"},
+        Bad{{"--logprobs", "257"}, "--logprobs: expected an integer from 0 to 256, found '257'"},
+        Bad{{"--n", "0"}, "--n: expected an integer from 1 to 1048576, found '0'"},
+        Bad{{"--accept", "always"}, "--accept: expected coupled or rejection, found 'always'"},
+        Bad{{"--shard", "4/4"}, "--shard: expected I/N with 0 <= I < N, found '4/4'"},
+        Bad{{"--shard", "-1/4"}, "--shard: expected I/N with 0 <= I < N, found '-1/4'"},
+        Bad{{"--shard", "1"}, "--shard: expected I/N with 0 <= I < N, found '1'"},
+        Bad{{"--shard", "1/2/3"}, "--shard: expected I/N with 0 <= I < N, found '1/2/3'"},
+        Bad{{"--shard", "0/0"}, "--shard: expected I/N with 0 <= I < N, found '0/0'"}));
+
+TEST(Options, SamplingFlagsSetWhatTheyName) {
+    const RecordOptions usual;
+    const GenerateOptions plain = generate({});
+    EXPECT_EQ(plain.record.top_p, usual.top_p);
+    EXPECT_EQ(plain.record.logprobs, -1);
+    EXPECT_EQ(plain.record.seed, -1);
+    EXPECT_EQ(plain.samples, 1);
+    EXPECT_EQ(plain.accept, AcceptRule::coupled);
+    EXPECT_EQ(plain.shard.count, 1);
+    const GenerateOptions options =
+        generate({"--temperature", "0.7", "--top-p=0.9", "--top-k", "40", "--min-p", "0.05",
+                  "--repetition-penalty", "1.1", "--logprobs", "5", "--n", "3", "--seed", "9",
+                  "--accept", "rejection", "--shard", "2/5"});
+    EXPECT_EQ(options.record.temperature, 0.7);
+    EXPECT_EQ(options.record.top_p, 0.9);
+    EXPECT_EQ(options.record.top_k, 40);
+    EXPECT_EQ(options.record.min_p, 0.05);
+    EXPECT_EQ(options.record.repetition_penalty, 1.1);
+    EXPECT_EQ(options.record.logprobs, 5);
+    EXPECT_EQ(options.record.seed, -1);  // the run's seed is not a record's
+    EXPECT_EQ(options.seed, 9u);
+    EXPECT_EQ(options.samples, 3);
+    EXPECT_EQ(options.accept, AcceptRule::rejection);
+    EXPECT_EQ(options.shard.index, 2);
+    EXPECT_EQ(options.shard.count, 5);
+}
+
 TEST(Options, MissingOnesAreNamed) {
     EXPECT_EQ(usage_error({"generate"}),
               "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
