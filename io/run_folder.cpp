@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <set>
 #include <system_error>
@@ -81,6 +82,13 @@ bool is_unfinished(const std::string& name) {
     return name.ends_with(".h5.tmp") && (name.starts_with("part-") || name.starts_with(kRunFile));
 }
 
+// Whether a run made this file; one that was set aside no longer counts.
+bool is_ours(const fs::path& path) {
+    const std::string name = path.filename().string();
+    return is_unfinished(name) || name == kRunFile || name == kLockFile ||
+           (name.starts_with("part-") && name.ends_with(".h5"));
+}
+
 std::vector<fs::path> entries(const fs::path& folder) {
     std::vector<fs::path> paths;
     std::error_code error;
@@ -88,6 +96,24 @@ std::vector<fs::path> entries(const fs::path& folder) {
          entry.increment(error))
         paths.push_back(entry->path());
     return paths;
+}
+
+// What a run that has ended calls its folder while it removes it.
+fs::path done_folder(const fs::path& folder) {
+    fs::path done = folder;
+    done += ".done";
+    return done;
+}
+
+// Parts first: a folder without parts is nobody's.
+void remove_files(const fs::path& folder) {
+    std::error_code ignored;
+    std::vector<fs::path> files = entries(folder);
+    std::ranges::partition(
+        files, [](const fs::path& file) { return file.filename().string().starts_with("part-"); });
+    for (const fs::path& file : files)
+        if (is_ours(file)) fs::remove(file, ignored);
+    fs::remove(folder, ignored);  // fails where something else is in it
 }
 
 }  // namespace
@@ -113,6 +139,7 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
     try {
         check_run(path_, fingerprint);
         remove_unfinished();
+        remove_files(done_folder(path_));
         if (list_parts(path_).empty()) write_run(path_ / kRunFile, fingerprint);
     } catch (...) {
         tidy();
@@ -153,13 +180,13 @@ void RunFolder::remove_unfinished() const {
         if (is_unfinished(path.filename().string())) fs::remove(path, ignored);
 }
 
-// Parts first: a folder without parts is nobody's, should this be interrupted.
+// The folder loses its name first: should this be interrupted, nobody takes the rest for a run.
 void RunFolder::remove() {
-    std::error_code ignored;
-    remove_unfinished();
-    for (const fs::path& part : list_parts(path_)) fs::remove(part, ignored);
-    for (const char* name : {kRunFile, kLockFile}) fs::remove(path_ / name, ignored);
-    fs::remove(path_, ignored);  // fails where something else is in it
+    const fs::path done = done_folder(path_);
+    remove_files(done);
+    std::error_code error = std::make_error_code(std::errc::directory_not_empty);
+    if (std::ranges::all_of(entries(path_), is_ours)) fs::rename(path_, done, error);
+    remove_files(error ? path_ : done);
     removed_ = true;
 }
 

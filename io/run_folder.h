@@ -34,7 +34,8 @@ class RunFolder {
 
     // Renames a part that cannot be used to PART.bad, or PART.bad-2 …; returns the new path.
     static std::filesystem::path set_aside(const std::filesystem::path& part);
-    // Removes the files of the run and, if nothing else is in it, the folder.
+    // The result is in place, or nothing was computed: removes the files of the run and, if nothing
+    // else is in it, the folder.
     void remove();
 
   private:

@@ -135,12 +135,12 @@ void Watchdog::judge(Clock::time_point now) {
         }
     }
     // All are there, nobody moves: they wait for the one that is behind. Before the first step, and
-    // once some have left, there is nothing to compare.
+    // once some have left, there is nothing to compare; and a rank alone keeps nobody waiting.
     const bool running = std::ranges::all_of(
         peers_, [&](const Peer& peer) { return peer.last.step >= 0 && peer.last.leaving == 0; });
     const bool still = std::ranges::all_of(
         peers_, [&](const Peer& peer) { return now - peer.moved > patience_ + turn; });
-    if (!running || !still || leaving_.load()) return;
+    if (peers_.size() == 1 || !running || !still || leaving_.load()) return;
     const auto behind = std::ranges::min_element(
         peers_, {}, [](const Peer& peer) { return std::tuple(peer.last.step, peer.last.marks); });
     report(static_cast<int>(behind - peers_.begin()), "has not moved", now - behind->moved);

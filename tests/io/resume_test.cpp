@@ -130,12 +130,15 @@ TEST_F(ResumeTest, AFolderWithoutPartsIsNobodys) {
     folder_.write("generations.h5.parts/run.h5", "torn");
     folder_.write("generations.h5.parts/part-0-000000.h5.tmp", "torn");
     folder_.write("generations.h5.tmp", "torn");
+    fs::create_directory(parts().string() + ".done");  // a finished run was killed at its very end
+    folder_.write("generations.h5.parts.done/part-0-000001.h5", "done");
     ResultWriter writer(options());
     EXPECT_FALSE(fs::exists(parts() / "part-0-000000.h5.tmp"));
     complete(writer);
     expect_whole();
     EXPECT_FALSE(fs::exists(parts()));
     EXPECT_FALSE(fs::exists(out_.string() + ".tmp"));
+    EXPECT_FALSE(fs::exists(parts().string() + ".done"));
 }
 
 TEST_F(ResumeTest, RefusesPartsOfAnUnknownRun) {

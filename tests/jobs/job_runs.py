@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of the program for resume_test.py: started, watched, ended in the middle, compared."""
+import concurrent.futures
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 PATIENCE = 60  # seconds for anything that should happen at once
@@ -110,17 +112,23 @@ class Workshop:
     def __init__(self, options, folder):
         self.options, self.folder, self.count = options, folder, 0
         self.model = os.path.join(options.models, "toy-vocab768")
-        self.made = {}
+        self.made, self.lock = {}, threading.RLock()
 
     def path(self, name):
-        self.count += 1
-        folder = os.path.join(self.folder, str(self.count))
+        with self.lock:
+            self.count += 1
+            folder = os.path.join(self.folder, str(self.count))
         os.mkdir(folder)
         return os.path.join(folder, name)
 
+    def once(self, key, make):
+        with self.lock:
+            if key not in self.made:
+                self.made[key] = make()
+            return self.made[key]
+
     def prompts(self, records, longest=10):
-        key = (records, longest)
-        if key not in self.made:
+        def make():
             rng = random.Random(records)
             lines, packed = self.path("lines.jsonl"), self.path("prompts.h5")
             with open(lines, "w", encoding="utf-8") as file:
@@ -128,13 +136,14 @@ class Workshop:
                     tokens = [rng.randrange(768) for _ in range(rng.randint(1, longest))]
                     file.write(json.dumps({"tokens": tokens}) + "\n")
             subprocess.run([self.options.program, "pack", lines, "--out", packed], check=True, stdout=subprocess.DEVNULL)
-            self.made[key] = packed
-        return self.made[key]
+            return packed
+        return self.once(("prompts", records, longest), make)
 
-    def start(self, out, records, tokens, more=(), ranks=2, env=None, program=None, **popen):
-        command = [program or self.options.program, "generate", "--target", self.model, "--prompts",
-                   self.prompts(records), "--out", out, "--max-new-tokens", str(tokens), "--ignore-eos",
-                   "--max-seqs", "8", *more]
+    def start(self, out, records, tokens, more=(), ranks=2, env=None, program=None, model=None, **popen):
+        command = [program or self.options.program, "generate", "--target", model or self.model, "--prompts",
+                   self.prompts(records), "--out", out, "--max-new-tokens", str(tokens), "--ignore-eos", *more]
+        if "--max-seqs" not in more:
+            command += ["--max-seqs", "8"]
         if ranks:
             command = [self.options.mpirun, "-n", str(ranks)] + command
         return Run(command, env or {}, out, **popen)
@@ -145,12 +154,11 @@ class Workshop:
         return {**env, **{"FAILING_RANK" + ("_" + k if k else ""): str(v) for k, v in act.items()}}
 
     def reference(self, records, tokens):
-        key = ("reference", records, tokens)
-        if key not in self.made:
+        def make():
             out = self.path("out.h5")
             self.start(out, records, tokens, ranks=0).expect_code(0)
-            self.made[key] = out
-        return self.made[key]
+            return out
+        return self.once(("reference", records, tokens), make)
 
     def compare(self, out, records, tokens):
         """(restarts, records computed) of a result that must equal an uninterrupted one."""
@@ -168,20 +176,27 @@ class Workshop:
         return self.compare(out, records, tokens)
 
 
-def run_cases(cases, workshop):
-    """TAP, one point a case."""
+def run_case(case, workshop):
+    """What is wrong, or None; seconds."""
+    start = time.monotonic()
+    try:
+        case(workshop)
+        return None, time.monotonic() - start
+    except (AssertionError, subprocess.SubprocessError, OSError) as error:
+        return str(error) or repr(error), time.monotonic() - start
+
+
+def run_cases(cases, workshop, at_once):
+    """TAP, one point a case. Runs spend most of their time waiting."""
     print(f"1..{len(cases)}", flush=True)
     good = True
-    for case in cases:
-        start, problem = time.monotonic(), None
-        try:
-            case(workshop)
-        except (AssertionError, subprocess.SubprocessError, OSError) as error:
-            good, problem = False, str(error) or repr(error)
-        for line in (problem or "").splitlines():
-            print("# " + line)
-        print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')}"
-              f" ({time.monotonic() - start:.1f} s)", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        for case, result in [(case, pool.submit(run_case, case, workshop)) for case in cases]:
+            problem, seconds = result.result()
+            good = good and not problem
+            for line in (problem or "").splitlines():
+                print("# " + line)
+            print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')} ({seconds:.1f} s)", flush=True)
     return 0 if good else 1
 
 

