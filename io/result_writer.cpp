@@ -130,8 +130,10 @@ void ResultWriter::take_up(const fs::path& path) {
     const auto other_run = [&] {
         return Error(ErrorKind::input, path.string() + ": a part of another run");
     };
+    GenerationLayout layout = part.layout();
+    layout.sources = options_.layout.sources;  // names: the fingerprint knows what is in the files
     if (part.file().attribute(schema::kRunAttribute) != h5::Value(folder_->run()) ||
-        part.layout() != options_.layout)
+        layout != options_.layout)
         throw other_run();
     const std::vector<Generation> records = part.read(0, part.record_count());
     std::vector<size_t> rows;

@@ -215,6 +215,46 @@ TEST_F(ResumeTest, SetsDamagedAndForeignPartsAside) {
         "another run");
 }
 
+// Where the prompt files lie may change between starts; what is in them is in the fingerprint.
+TEST_F(ResumeTest, TakesUpRecordsOfSeveralFilesAndSamples) {
+    const auto of = [](int32_t source, int64_t index, int32_t sample) {
+        Generation g = make_generation(index, 2 + sample, 2);
+        g.source = source;
+        g.sample = sample;
+        g.chosen_logprobs.assign(g.tokens.size(), -0.5f);
+        g.top_ids.assign(g.tokens.size(), 7);
+        g.top_logprobs.assign(g.tokens.size(), -0.25f);
+        return g;
+    };
+    ResultOptions o = options();
+    o.records.clear();
+    for (int32_t source = 0; source < 2; ++source)
+        for (int64_t index = 0; index < 2; ++index)
+            for (int32_t sample = 0; sample < 2; ++sample)
+                o.records.push_back({source, index, sample});
+    o.layout.logprobs = 2;
+    o.layout.sources = {"a.h5", "b.h5"};
+    {
+        ResultWriter writer(o);
+        writer.add(of(1, 0, 1));
+        writer.add(of(0, 1, 0));
+        writer.commit();
+    }
+    o.layout.sources = {"elsewhere/a.h5", "elsewhere/b.h5"};
+    ResultWriter writer(o);
+    EXPECT_TRUE(writer.notices().empty());
+    EXPECT_EQ(writer.remaining(), 6);
+    EXPECT_TRUE(writer.is_done({1, 0, 1}));
+    for (const RecordKey& key : o.records)
+        if (!writer.is_done(key)) writer.add(of(key.source, key.prompt_index, key.sample));
+    EXPECT_EQ(writer.finish({}).records, 8);
+    const GenerationReader reader(out_, schema::kGenerations);
+    EXPECT_EQ(reader.layout().sources, o.layout.sources);
+    EXPECT_EQ(reader.keys(0, 8), o.records);
+    EXPECT_EQ(reader.read(5, 1)[0].tokens.size(), 3u);
+    EXPECT_EQ(reader.read(5, 1)[0].chosen_logprobs[0], -0.5f);
+}
+
 TEST_F(ResumeTest, ANewerPartIsAnError) {
     start({{0}});
     {

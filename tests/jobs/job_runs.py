@@ -161,9 +161,12 @@ class Workshop:
         return self.once(("reference", records, tokens), make)
 
     def compare(self, out, records, tokens):
+        """As same, with an uninterrupted run."""
+        return self.same(self.reference(records, tokens), out)
+
+    def same(self, whole, out):
         """(restarts, records computed) of a result that must equal an uninterrupted one."""
-        done = subprocess.run([self.options.compare, self.reference(records, tokens), out], capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run([self.options.compare, whole, out], capture_output=True, text=True, check=False)
         found = re.fullmatch(r"equal, restarts (\d+), records_computed (\d+)\n", done.stdout)
         expect(found, f"the result is not that of an uninterrupted run: {done.stdout}{done.stderr}")
         return int(found.group(1)), int(found.group(2))

@@ -9,11 +9,12 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 
-from job_runs import Workshop, alive, expect, run_cases, wait_until
+from job_runs import Run, Workshop, alive, expect, run_cases, wait_until
 
 RECORDS, TOKENS = 600, 4   # of most runs: two full parts and some more
 LONG_TOKENS = 100          # records that take a while
@@ -220,6 +221,31 @@ def other_settings_are_refused(shop):
     shop.complete(out, RECORDS, TOKENS, ranks=4)  # the number of ranks is no setting
 
 
+def samples_with_everything_on_are_the_same(shop):
+    """Text, a drafter, two prompt files, samples at a temperature, log-probabilities."""
+    models, prompts = shop.options.models, []
+    for name in ("a", "b"):
+        lines, packed = shop.path(name + ".txt"), shop.path(name + ".h5")
+        with open(lines, "w", encoding="utf-8") as file:
+            file.writelines(f"{word} {name}\n" for word in ("The king", "int main(", "Blessed are"))
+        subprocess.run([shop.options.program, "pack", lines, "--out", packed], check=True, stdout=subprocess.DEVNULL)
+        prompts.append(packed)
+
+    def start(out, env=None):
+        return Run([shop.options.mpirun, "-n", "2", shop.options.program, "generate",
+                    "--target", models + "/demo-full-4bpw", "--draft", models + "/demo-dflash2", "--prompts", *prompts,
+                    "--n", "2", "--temperature", "0.8", "--logprobs", "2", "--max-new-tokens", "8", "--max-seqs", "2",
+                    "--out", out], env or {}, out)
+    whole, out = shop.path("whole.h5"), shop.path("out.h5")
+    start(whole).expect_code(0)
+    run = start(out, shop.slow(30))
+    run.wait_computed(3)
+    run.process.send_signal(signal.SIGUSR1)
+    run.expect_code(75)
+    start(out).expect_code(0).expect_one("going on with .*: [0-9]+ of 12 records are done")
+    expect(shop.same(whole, out) == (1, 12), "restarts and records computed")
+
+
 def a_rank_without_its_launcher_writes_nothing(shop):
     out = shop.path("out.h5")
     run = shop.start(out, RECORDS, TOKENS, env=shop.slow(5))
@@ -294,7 +320,7 @@ def main():
                   a_rank_that_fails_ends_all_with_one_message, a_folder_that_is_removed_is_named,
                   a_folder_that_becomes_read_only_is_named, a_second_run_of_the_same_output_is_turned_away,
                   a_file_system_without_locks_is_named, other_settings_are_refused,
-                  a_rank_without_its_launcher_writes_nothing]
+                  samples_with_everything_on_are_the_same, a_rank_without_its_launcher_writes_nothing]
     cases = [case for case in cases if options.only in case.__name__]
     with tempfile.TemporaryDirectory(prefix="resume-test-") as folder:
         os.chmod(folder, 0o755)
