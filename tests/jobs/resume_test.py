@@ -4,6 +4,7 @@
 and the next start completes them to the result of an uninterrupted run. TAP; for its arguments see
 tests/jobs/meson.build. --long: more of each, and a million records."""
 import argparse
+import json
 import os
 import random
 import resource
@@ -75,12 +76,17 @@ def killed_at_random_the_result_is_the_same(shop):
 
 
 def a_signal_to_mpirun_drains(shop):
-    out = shop.path("out.h5")
-    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
+    out, heartbeat = shop.path("out.h5"), shop.path("heartbeat.json")
+    run = shop.start(out, RECORDS, TOKENS, ["--heartbeat", heartbeat], env=shop.slow(20))
     run.wait_computed(40)
+    with open(heartbeat, encoding="utf-8") as file:
+        expect(json.load(file)["state"] == "running", "the heartbeat of a run")
     run.process.send_signal(signal.SIGUSR1)
     run.expect_code(75).expect_one(r"signal 10 \(.*\): no record is started any more")
     run.expect_one(r"stopped with \d+ of 600 records done; the same command goes on")
+    with open(heartbeat, encoding="utf-8") as file:
+        beat = json.load(file)
+    expect(beat["state"] == "stopped" and 40 <= beat["records_done"] < beat["records_total"] == RECORDS, str(beat))
     restarts, computed = shop.complete(out, RECORDS, TOKENS)
     expect((restarts, computed) == (1, RECORDS), f"{restarts} restarts, {computed} records computed")
 
