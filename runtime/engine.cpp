@@ -24,6 +24,19 @@ void set_key(Generation& result, const Prompt& prompt) {
     result.sample = prompt.sample;
 }
 
+// Time from one call to the next, added to a part.
+class Laps {
+  public:
+    void end(double& part) {
+        const auto now = std::chrono::steady_clock::now();
+        part += std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+    }
+
+  private:
+    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 int32_t batch_rows(const TargetModel& model) {
     return model.limits().max_rows;
 }
@@ -267,7 +280,9 @@ std::span<const int32_t> Engine::verified_drafts(size_t running, int32_t k) cons
 
 void Engine::decode() {
     const int32_t k = k_;
+    Laps laps;
     draft(k);
+    laps.end(stats_.draft_seconds);
     batch_.clear(false);
     draws_.clear();
     for (size_t i = 0; i < running_.size(); ++i) {
@@ -287,6 +302,7 @@ void Engine::decode() {
     }
     batch_.upload();
     const View<const float> logits = model_.forward(batch_);
+    laps.end(stats_.verify_seconds);
     position_.op("sample");
     const std::span<const Choice> choices = sampler_.draw(logits, draws_, history_);
     if (drafter_ != nullptr) write_.assign(static_cast<size_t>(batch_.m()), 0);
@@ -306,8 +322,11 @@ void Engine::decode() {
         }
         row += drafts.size() + 1;
     }
+    stats_.decode_records += std::ssize(running_);
+    laps.end(stats_.accept_seconds);
     position_.op("draft context");
     if (drafter_ != nullptr) drafter_->append(model_.taps(), write_, batch_.rows());
+    laps.end(stats_.context_seconds);
 }
 
 void Engine::retire() {

@@ -42,10 +42,17 @@ inline constexpr int32_t kPrefillGrid = 64;
 struct EngineStats {
     int64_t steps = 0;  // passes
     int64_t prefill_tokens = 0;
-    int64_t decode_steps = 0;  // decode passes
-    int64_t emitted = 0;       // tokens of all records
+    int64_t decode_steps = 0;    // decode passes
+    int64_t decode_records = 0;  // records of all decode passes
+    int64_t emitted = 0;         // tokens of all records
     double prefill_seconds = 0;
     double decode_seconds = 0;
+    // Parts of decode_seconds. Where a backend runs behind the host, time shows where the host
+    // waits for it: mostly in accept.
+    double draft_seconds = 0;    // the drafter's blocks
+    double verify_seconds = 0;   // the target's forward
+    double accept_seconds = 0;   // choice of tokens, acceptance
+    double context_seconds = 0;  // rows appended to the drafter's context
 };
 
 class Engine {
