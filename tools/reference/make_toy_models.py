@@ -37,7 +37,7 @@ def config_json(c, eos, quantization=None, flat=False):
     text = {
         "model_type": "glm5_next_text", "dtype": "bfloat16",
         **{k: v for k, v in c.items() if not k.startswith("linear_")},
-        "first_k_dense_replace": c["mlp_layer_types"].index("sparse"),
+        "first_k_dense_replace": [*c["mlp_layer_types"], "sparse"].index("sparse"),
         "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_group": 1,
         "topk_group": 1, "moe_router_dtype": "float32", "hidden_act": "silu",
         "num_key_value_heads": c["num_attention_heads"], "qk_rope_head_dim": 0,
