@@ -11,6 +11,7 @@
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
 #include "io/utf8.h"
+#include "jobs/backend_choice.h"
 #include "jobs/heartbeat.h"
 #include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
@@ -146,18 +147,10 @@ void GenerateJob::start_up() {
     agree(comm_, "weights", [&] { load_model(); });
 }
 
-// Several ranks of a host share its GPUs in turn. One rank without a GPU takes all to the CPU:
-// backends agree within tolerances, ranks must agree in every bit.
 void GenerateJob::choose_backend() {
-    std::string name = options_.backend;
-    if (name == "auto") {
-        const bool on_gpu = comm_.max_host(gpu_count() > 0 ? 0 : 1) == 0;
-        if (!on_gpu && has_cuda()) log_.notice("no GPU: running on the CPU");
-        name = on_gpu ? "cuda" : "cpu";
-    }
-    agree(comm_, "backend",
-          [&] { backend_ = make_backend(name, session_.local_rank() % std::max(gpu_count(), 1)); });
-    if (!backend_->on_host()) staged_comm_ = make_staged_comm(comm_, *backend_);
+    BackendChoice choice = quadrille::choose_backend(options_.backend, session_, comm_, log_);
+    backend_ = std::move(choice.backend);
+    staged_comm_ = std::move(choice.staged);
 }
 
 // From here on a rank that dies or falls silent ends the job with a word about it.

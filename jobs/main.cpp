@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one program: reads the command line, chooses the job, turns an error into one printed line
-// and its exit code. `generate` runs on MPI ranks; every other job is one process and never
-// touches MPI. A job is offered once it is listed in kOffered and has its line below.
+// and its exit code. `generate` and `bench` run on MPI ranks; every other job is one process and
+// never touches MPI. A job is offered once it is listed in kOffered and has its line below.
+#include "jobs/bench.h"
 #include "jobs/generate.h"
 #include "jobs/inspect.h"
 #include "jobs/options.h"
@@ -25,7 +26,8 @@
 namespace quadrille {
 namespace {
 
-constexpr std::array<std::string_view, 4> kOffered = {"generate", "inspect", "pack", "unpack"};
+constexpr std::array<std::string_view, 5> kOffered = {"generate", "bench", "inspect", "pack",
+                                                      "unpack"};
 
 constexpr std::array<std::string_view, 3> kAlone = {"inspect", "pack", "unpack"};
 
@@ -56,6 +58,9 @@ int run_on_ranks(const Command& command, MpiSession& session, Parent parent) {
     }
     if (const auto* generate = std::get_if<GenerateOptions>(&command)) {
         return run_generate(*generate, session, parent);
+    }
+    if (const auto* bench = std::get_if<BenchOptions>(&command)) {
+        return run_bench(*bench, session);
     }
     throw Error(ErrorKind::internal, "a job that is offered but not linked in");
 }
@@ -98,7 +103,9 @@ int start(const Invocation& invocation) {
                        std::ranges::find(kAlone, invocation.arguments.front()) != kAlone.end();
     if (alone || !launched_with_others()) {
         const Command command = parse_command(invocation, kOffered);
-        if (!std::holds_alternative<GenerateOptions>(command)) return run_alone(command);
+        const bool on_ranks = std::holds_alternative<GenerateOptions>(command) ||
+                              std::holds_alternative<BenchOptions>(command);
+        if (!on_ranks) return run_alone(command);
     }
     return start_ranks(invocation);
 }

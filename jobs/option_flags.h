@@ -10,13 +10,18 @@
 namespace quadrille {
 
 void add_flags(CLI::App& app, GenerateOptions& options);
+void add_flags(CLI::App& app, BenchOptions& options);
 void add_flags(CLI::App& app, InspectOptions& options);
 void add_flags(CLI::App& app, PackOptions& options);
 void add_flags(CLI::App& app, UnpackOptions& options);
 
 void finish(GenerateOptions& options);
+void finish(BenchOptions& options);
 void finish(InspectOptions& options);
 void finish(PackOptions& options);
 void finish(UnpackOptions& options);
+
+// --draft-placement, of every job that runs a drafter.
+CLI::Option* add_draft_placement(CLI::App& app, DraftPlacement& value);
 
 }  // namespace quadrille

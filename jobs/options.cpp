@@ -76,6 +76,8 @@ class Parser {
         };
         if (name == "generate") {
             add_flags(subcommand("Generate text for the prompts of HDF5 files."), generate_);
+        } else if (name == "bench") {
+            add_flags(subcommand("Measure speed, next to what the machine could reach."), bench_);
         } else if (name == "inspect") {
             add_flags(subcommand("Say what is in a file or a checkpoint."), inspect_);
         } else if (name == "pack") {
@@ -174,6 +176,7 @@ class Parser {
             finish(options);
             return std::move(options);
         };
+        if (name == "bench") return finished(bench_);
         if (name == "inspect") return finished(inspect_);
         if (name == "pack") return finished(pack_);
         if (name == "unpack") return finished(unpack_);
@@ -188,6 +191,7 @@ class Parser {
     CLI::App app_;
     bool show_version_ = false;
     GenerateOptions generate_;
+    BenchOptions bench_;
     InspectOptions inspect_;
     PackOptions pack_;
     UnpackOptions unpack_;

@@ -64,6 +64,27 @@ struct GenerateOptions {
     std::string slurm_job;     // "" outside Slurm
 };
 
+struct BenchOptions {
+    std::string target;                      // checkpoint folder
+    std::string draft = "none";              // drafter's folder
+    std::vector<int64_t> k;                  // drafts per step, a run each
+    std::vector<int64_t> concurrency = {1};  // records at once, a run each
+    std::string prompts;                     // as GenerateOptions; "": made-up tokens
+    int64_t prompt_tokens = 128;             // of a made-up prompt
+    int64_t new_tokens = 64;                 // of every record
+    int64_t limit = 0;   // records; 0: the largest concurrency, or all of the file
+    int64_t repeat = 1;  // runs of a configuration, of which the median is told
+
+    int64_t max_batched_tokens = 7168;
+    int64_t tp = 0;
+    std::string backend = "auto";
+    std::string comm = "auto";
+    DraftPlacement draft_placement = DraftPlacement::sharded;
+
+    std::string json;  // report file; "": none
+    std::string tsv;   // file that rows are appended to; "": none
+};
+
 struct InspectOptions {
     std::vector<std::string> paths;  // files of ours or checkpoint folders
     int64_t limit = 5;               // records shown of each file; 0: none
@@ -92,7 +113,8 @@ struct ShowText {
     int code = 0;
 };
 
-using Command = std::variant<ShowText, GenerateOptions, InspectOptions, PackOptions, UnpackOptions>;
+using Command = std::variant<ShowText, GenerateOptions, BenchOptions, InspectOptions, PackOptions,
+                             UnpackOptions>;
 
 struct Invocation {
     std::vector<std::string> arguments;    // without the program's name

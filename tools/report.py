@@ -5,7 +5,7 @@ one before it, as a table; with --plots a PNG a bench as well, where matplotlib 
 
   tools/report.py [FILE] [--bench TEXT] [--hardware TEXT] [--all] [--plots DIR]
 
-Columns of the file: date, commit, hardware, bench, shape, value, unit, fraction (of the floor of
+Columns of the file: date, commit, hardware, bench, shape, value, unit, floor (the fraction of the floor of
 docs/design.md section 10; may be empty). `quadrille bench --append-tsv FILE` writes such rows.
 """
 import argparse
@@ -14,7 +14,7 @@ import os
 import re
 import sys
 
-COLUMNS = ["date", "commit", "hardware", "bench", "shape", "value", "unit", "fraction"]
+COLUMNS = ["date", "commit", "hardware", "bench", "shape", "value", "unit", "floor"]
 Row = collections.namedtuple("Row", COLUMNS)
 
 
@@ -34,7 +34,7 @@ def read_rows(path):
         row = Row(*fields)
         try:
             rows.append(row._replace(value=float(row.value),
-                                     fraction=float(row.fraction) if row.fraction else None))
+                                     floor=float(row.floor) if row.floor else None))
         except ValueError as error:
             raise ValueError(f"{path}:{number}: expected numbers as value and fraction: {error}") from None
     return rows
@@ -61,7 +61,7 @@ def table(rows, every):
         for i, row in enumerate(group):
             if every or i == len(group) - 1:
                 change = "" if not before else f"{100 * (row.value / before - 1):+.1f} %"
-                fraction = "" if row.fraction is None else f"{100 * row.fraction:.0f} %"
+                fraction = "" if row.floor is None else f"{100 * row.floor:.0f} %"
                 cells.append([bench, shape, f"{row.value:.6g}", unit, fraction, change, row.date[:10],
                               row.commit])
             before = row.value
