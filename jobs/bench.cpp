@@ -10,6 +10,7 @@
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
 #include "jobs/backend_choice.h"
+#include "jobs/bench_floor.h"
 #include "jobs/bench_report.h"
 #include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
@@ -307,33 +308,11 @@ void BenchJob::add_floor(Measured& measured) {
     BenchRun& run = measured.run;
     int64_t prompt_tokens = 0;
     for (const Prompt& prompt : prompts_) prompt_tokens += std::ssize(prompt.tokens);
-    const int64_t mean = prompt_tokens / std::ssize(prompts_);
-    const auto steps = static_cast<double>(run.draft_steps);
-    const double pending = steps > 0 ? 1.0 + static_cast<double>(run.accepted) / steps : 1.0;
+    const int64_t context = prompt_tokens / std::ssize(prompts_) + options_.new_tokens / 2;
+    set_floor(run, step_model_, rates_, measured.passes_by_records, context);
     const auto passes = static_cast<double>(run.stats.decode_steps);
     if (passes > 0) run.collective_floor = collectives_->seconds(measured.decode) / passes;
     run.prefill_collective_floor = collectives_->seconds(measured.prefill);
-    for (size_t b = 1; b < measured.passes_by_records.size(); ++b) {
-        if (measured.passes_by_records[b] == 0) continue;
-        const double share = static_cast<double>(measured.passes_by_records[b]) / passes;
-        const std::vector<OpWork> ops = step_work(
-            step_model_, {.contexts = std::vector<int64_t>(b, mean + options_.new_tokens / 2),
-                          .k = static_cast<int32_t>(run.k),
-                          .pending = pending});
-        run.decode_floor += share * floor_seconds(ops, rates_);
-        for (const auto& [kind, sum] : sums_by_kind(ops)) {
-            WorkSum& total = run.work[kind];
-            total.weights += share * sum.weights;
-            total.state += share * sum.state;
-            total.activations += share * sum.activations;
-            total.decoded += share * sum.decoded;
-        }
-    }
-    if (run.prefill_passes == 0) return;
-    const auto prefill = static_cast<double>(run.prefill_passes);
-    const double rows = static_cast<double>(run.stats.prefill_tokens) / prefill;
-    const std::vector<OpWork> ops = prefill_work(step_model_, rows, {0}, run.k > 0);
-    run.prefill_floor = prefill * floor_seconds(ops, rates_);
 }
 
 BenchReport BenchJob::report() const {

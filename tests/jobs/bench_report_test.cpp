@@ -2,8 +2,10 @@
 #include "jobs/bench_report.h"
 
 #include "jobs/bench.h"
+#include "jobs/bench_floor.h"
 #include "jobs/ruler.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/full_model.h"
 #include "tests/support/temp_folder.h"
 
 #include <gtest/gtest.h>
@@ -262,6 +264,30 @@ TEST(MadeUpPrompts, AreTheSameForEver) {
     // 1442695040888963407 >> 33 = 167951807.
     EXPECT_EQ(prompts[0].tokens[0], 167951807 % 1000);
     EXPECT_EQ(made_up_prompts(1, 50, 1000)[0].tokens, prompts[0].tokens);
+}
+
+TEST(BenchFloor, IsTheMeanOverPassesOfEveryBatchSize) {
+    StepModel model;
+    model.config = test::full_config();
+    model.storage = [](const std::string&) -> std::optional<Storage> { return Storage{}; };
+    model.plan = plan_shards(model.config, 1, 0);
+    const MachineRates rates{.read = 1e12};
+    const auto floor = [&](size_t records) {
+        return floor_seconds(
+            step_work(model, {.contexts = std::vector<int64_t>(records, 100), .k = 0}), rates);
+    };
+    BenchRun run;  // 4 passes, 200 prompt tokens in 2 passes
+    run.stats.decode_steps = 4;
+    run.stats.prefill_tokens = 200;
+    run.prefill_passes = 2;
+    set_floor(run, model, rates, std::vector<int64_t>{0, 3, 0, 1}, 100);
+    EXPECT_DOUBLE_EQ(run.decode_floor, 0.75 * floor(1) + 0.25 * floor(3));
+    EXPECT_DOUBLE_EQ(run.prefill_floor,
+                     2 * floor_seconds(prefill_work(model, 100, {0}, false), rates));
+    const double one_state = 34.0 * 4 * (64 * 128 * 128 + 3 * 24576 + 4 * 8192 + 64);
+    EXPECT_NEAR(run.work[WorkKind::kda].state, 1.5 * one_state, 1.0);  // 1.5 records a pass
+    set_floor(run, model, rates, std::vector<int64_t>{0, 4}, 100);     // sets, does not add
+    EXPECT_DOUBLE_EQ(run.decode_floor, floor(1));
 }
 
 TEST(Ruler, MeasuresWhatIsAskedFor) {
