@@ -77,19 +77,34 @@ generate() {  # generate RANKS BACKEND NAME [FLAG...]
     shift 3
     if [ "$ranks" -gt 1 ]; then launch=(mpirun -n "$ranks"); fi
     "${launch[@]}" "$build/jobs/quadrille" generate --target tests/data/models/demo-full-4bpw \
-        --draft tests/data/models/demo-dflash2 --prompts "$files/prompts.h5" --max-new-tokens 64 \
+        --draft tests/data/models/demo-dflash2 --prompts "$files/${prompts:-prompts}.h5" --max-new-tokens 64 \
         --backend "$backend" --out "$files/$name.h5" "$@"
 }
-compare() { "$build/tests/support/golden_files" compare full-4bpw "$@"; }
-step files-prompts 60 "$build/tests/support/golden_files" prompts "$files/prompts.h5"
+golden_files=$build/tests/support/golden_files
+compare() { "$golden_files" compare full-4bpw "$@"; }
+step files-prompts 60 bash -c '"$golden_files" prompts $files/prompts.h5 && "$golden_files" reversed $files/reversed.h5'
 export -f generate compare
-export build files
+export build files golden_files
 step files-cpu 240 bash -c 'generate 1 cpu cpu --k 7 && compare "$files/cpu.h5"'
 step files-cuda 120 bash -c 'generate 1 cuda cuda --k 7 && compare "$files/cuda.h5"'
 for ranks in 2 4; do
     step "files-cuda-$ranks" 120 bash -c "generate $ranks cuda cuda-$ranks --k 7 --comm mpi &&
         $build/tests/support/same_results $files/cuda.h5 $files/cuda-$ranks.h5"
 done
+# Speculation changes nothing, nor does a batch or the order of the prompts.
+for k in 0 1 2 4 7; do
+    for batch in 1 4 16 64; do
+        step "files-k$k-batch$batch" 120 bash -c "generate 1 cuda k$k-$batch --k $k --max-seqs $batch &&
+            $golden_files same $files/cuda.h5 $files/k$k-$batch.h5"
+    done
+done
+step files-reversed 120 bash -c 'prompts=reversed generate 1 cuda reversed --k 2 --max-seqs 5 &&
+    "$golden_files" same $files/cuda.h5 $files/reversed.h5'
+# Sampled, with penalties and log-probabilities.
+sampled="--temperature 0.9 --top-p 0.95 --repetition-penalty 1.1 --logprobs 2"
+step sampled 120 bash -c "generate 1 cuda sampled --k 0 $sampled && generate 1 cuda sampled-k4 --k 4 --max-seqs 3 $sampled &&
+    prompts=reversed generate 2 cuda sampled-reversed --k 7 --comm mpi $sampled &&
+    $golden_files same $files/sampled.h5 $files/sampled-k4.h5 $files/sampled-reversed.h5"
 
 step bench 240 "$build/tests/bench/cuda_bench"
 if command -v compute-sanitizer >/dev/null; then

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole program against the goldens of tests/data/demo_golden.h5, by files:
-//   golden_files prompts OUT.h5          its prompts as a prompts file
+//   golden_files prompts OUT.h5          its prompts as a prompts file, with ids and seeds
+//   golden_files reversed OUT.h5         the same records in the other order
+//   golden_files same A B...             the records of A, matched by id: tokens, end and
+//                                        log-probabilities bit for bit
 //   golden_files compare PACK FILE...    generations of these prompts: the tokens of every record
 //                                        are the golden ones up to the first gap between the two
 //                                        best logits that a GPU's tolerance may turn
 // Prints what differs; exit 1 if anything does.
 #include "io/generation_reader.h"
+#include "io/option_table.h"
 #include "io/prompt_writer.h"
 #include "io/schema.h"
 #include "tests/support/golden.h"
@@ -14,8 +18,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdlib>
 #include <exception>
+#include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,17 +32,57 @@ namespace {
 using namespace quadrille;
 using namespace quadrille::test;
 
-void write_prompts(const std::string& out) {
+void write_prompts(const std::string& out, bool reversed) {
+    auto prompts = Golden(data_path("demo_golden.h5")).read_ragged<int32_t>("/prompts");
+    const auto seed = static_cast<size_t>(
+        std::ranges::find(options::kInts, std::string("seed"), &options::IntOption::name) -
+        options::kInts.begin());
+    std::vector<PromptRecord> records(prompts.size());
     PromptColumns columns;
     columns.text = false;
-    PromptWriter writer(out, columns);
-    auto prompts = Golden(data_path("demo_golden.h5")).read_ragged<int32_t>("/prompts");
-    std::vector<PromptRecord> records(prompts.size());
+    columns.id = PromptColumns::Id::integers;
     for (size_t i = 0; i < records.size(); ++i) {
         records[i].prompt = std::move(prompts[i]);
-        writer.add(std::move(records[i]));
+        records[i].id = static_cast<int64_t>(i);
+        records[i].ints[seed] = static_cast<int64_t>(i) + 1;
+        columns.note(records[i]);
     }
+    if (reversed) std::reverse(records.begin(), records.end());
+    PromptWriter writer(out, columns);
+    for (PromptRecord& record : records) writer.add(std::move(record));
     writer.finish();
+}
+
+std::map<RecordId, Generation> by_id(const std::string& file) {
+    const GenerationReader reader(file, schema::kGenerations);
+    std::map<RecordId, Generation> records;
+    for (Generation& record : reader.read(0, reader.record_count())) {
+        records[record.id] = std::move(record);
+    }
+    return records;
+}
+
+// Records of `other` that are not those of `file`.
+int64_t same(const std::string& file, const std::string& other) {
+    const auto left = by_id(file);
+    const auto right = by_id(other);
+    const auto bits = [](const std::vector<float>& values) {
+        std::vector<uint32_t> out(values.size());
+        for (size_t i = 0; i < values.size(); ++i) out[i] = std::bit_cast<uint32_t>(values[i]);
+        return out;
+    };
+    const auto told = [&](const Generation& g) {
+        return std::tuple(g.tokens, g.status, g.finish_reason, bits(g.chosen_logprobs), g.top_ids,
+                          bits(g.top_logprobs));
+    };
+    int64_t differing = std::abs(std::ssize(left) - std::ssize(right));
+    for (const auto& [id, record] : left) {
+        const auto found = right.find(id);
+        if (found != right.end() && told(record) == told(found->second)) continue;
+        ++differing;
+    }
+    fmt::print("{} and {}: {} of {} records differ\n", file, other, differing, left.size());
+    return left.empty() ? 1 : differing;
 }
 
 // Records of `file` that differ.
@@ -76,17 +124,22 @@ int64_t compare(const std::string& pack, const std::string& file) {
 int main(int argc, char** argv) {
     try {
         const std::vector<std::string> arguments(argv + 1, argv + argc);
-        if (arguments.size() == 2 && arguments[0] == "prompts") {
-            write_prompts(arguments[1]);
+        if (arguments.size() == 2 && (arguments[0] == "prompts" || arguments[0] == "reversed")) {
+            write_prompts(arguments[1], arguments[0] == "reversed");
             return 0;
         }
-        if (arguments.size() < 3 || arguments[0] != "compare") {
-            fmt::print("usage: golden_files prompts OUT.h5 | compare PACK FILE...\n");
+        const bool golden = !arguments.empty() && arguments[0] == "compare";
+        if (arguments.size() < 3 || (!golden && arguments[0] != "same")) {
+            fmt::print(
+                "usage: golden_files prompts|reversed OUT.h5 | compare PACK FILE... | "
+                "same A B...\n");
             return 2;
         }
         int64_t differing = 0;
-        for (size_t i = 2; i < arguments.size(); ++i)
-            differing += compare(arguments[1], arguments[i]);
+        for (size_t i = 2; i < arguments.size(); ++i) {
+            differing +=
+                golden ? compare(arguments[1], arguments[i]) : same(arguments[1], arguments[i]);
+        }
         return differing == 0 ? 0 : 1;
     } catch (const std::exception& error) {
         fmt::print("{}\n", error.what());
