@@ -190,7 +190,7 @@ void CudaBackend::moe_hidden(const MoePass& pass) {
             args.out.data += member * out.member_stride;
             if (pass.tile_rows <= kStreamRows) {
                 native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
-                              members, processors_, stream_.get());
+                              members, processors_, kernels_, stream_.get());
                 continue;
             }
             if (fragments == nullptr) {
@@ -244,7 +244,7 @@ void CudaBackend::moe_down(const MoePass& pass, int64_t first_column, int64_t co
         args.out = out;
         if (pass.tile_rows <= kStreamRows) {
             native_stream(args, kind.dtype, pass.down.n, grouping.most_tiles, pass.tile_rows, 1,
-                          processors_, stream_.get());
+                          processors_, kernels_, stream_.get());
             continue;
         }
         auto* split = scope.take<uint4>(split_size(grouping.capacity, pass.down.k));

@@ -127,7 +127,7 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
             const int32_t rows = x.rows <= 8 ? 8 : kStreamRows;
             native_stream(args, weight.dtype, weight.n,
                           static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors_,
-                          stream_.get());
+                          kernels_, stream_.get());
             continue;
         }
         Workspace::Scope scope(workspace_);

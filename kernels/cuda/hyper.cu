@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifold-constrained hyper-connections: the gates of one site and the two mixes of the residual
 // streams. All fp32.
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
@@ -17,9 +18,10 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kChunk = 512;  // inputs of one thread block: the cut depends on their number only
+constexpr int kChunk = 256;  // inputs of one thread block: the cut depends on their number only
 constexpr int kRows = 8;
-constexpr unsigned kBatch = 16;  // chunks whose sums are read together
+constexpr int kTogether = 4;     // outputs whose weights a warp loads at once
+constexpr unsigned kBatch = 64;  // chunks whose sums are read together
 constexpr int kMaxStreams = 8;
 constexpr int kMaxOutputs = 2 * kMaxStreams + kMaxStreams * kMaxStreams;
 
@@ -91,46 +93,61 @@ __device__ float sinkhorn_four(float c, const HyperParams& params) {
     float largest = fmaxf(c, __shfl_xor_sync(0xffffffffu, c, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     c = expf(c - largest);
-    c = c / group_sum(c, 1, 2) + params.sinkhorn_eps;
-    c /= group_sum(c, 4, 8) + params.sinkhorn_eps;
+    c = c * __frcp_rn(group_sum(c, 1, 2)) + params.sinkhorn_eps;
+    c *= __frcp_rn(group_sum(c, 4, 8) + params.sinkhorn_eps);
     for (int32_t i = 1; i < params.sinkhorn_iterations; ++i) {
-        c /= group_sum(c, 1, 2) + params.sinkhorn_eps;
-        c /= group_sum(c, 4, 8) + params.sinkhorn_eps;
+        c *= __frcp_rn(group_sum(c, 1, 2) + params.sinkhorn_eps);
+        c *= __frcp_rn(group_sum(c, 4, 8) + params.sinkhorn_eps);
     }
     return c;
 }
 
-// Products of this block's inputs and the sums of squares, to memory.
+// Products of this block's inputs and the sums of squares, to memory. The weights are under way
+// before the kernel that makes the streams has ended.
 __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int32_t rows) {
     const int64_t first = int64_t{blockIdx.x} * kChunk;
     const auto count = static_cast<int32_t>(min(static_cast<int64_t>(kChunk), args.fn.k - first));
     const int64_t row = int64_t{blockIdx.y} * kRows;
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunk; i += kThreads) {
-        const int r = i / kChunk;
-        const int c = i % kChunk;
-        x[r][c] = r < rows && c < count
-                      ? args.streams.data[(row + r) * args.streams.stride + first + c]
-                      : 0.0f;
-    }
-    __syncthreads();
     const auto outputs = static_cast<int32_t>(args.fn.n);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float* to =
         args.partial + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kRows * (outputs + 1);
-    for (int32_t j = static_cast<int32_t>(threadIdx.x) / 32; j <= outputs; j += kWarps) {
-        float sum[kRows] = {};
-        float weight[kChunk / 32];
-        load_weights(weight, args.fn, j * args.fn.k + first, j < outputs ? count : 0);
+    for (int32_t start = 0; start <= outputs; start += kTogether * kWarps) {
+        float weight[kTogether][kChunk / 32];
 #pragma unroll
-        for (int i = 0; i < kChunk / 32; ++i) {
-            const int c = i * 32 + lane;
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) sum[r] += (j < outputs ? weight[i] : x[r][c]) * x[r][c];
+        for (int i = 0; i < kTogether; ++i) {
+            const int32_t j = start + i * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
+            load_weights(weight[i], args.fn, j * args.fn.k + first, j < outputs ? count : 0);
+        }
+        if (start == 0) {
+            wait_for_earlier_kernels();
+            for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunk; i += kThreads) {
+                const int r = i / kChunk;
+                const int c = i % kChunk;
+                x[r][c] = r < rows && c < count
+                              ? args.streams.data[(row + r) * args.streams.stride + first + c]
+                              : 0.0f;
+            }
+            __syncthreads();
         }
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            sum[r] = warp_sum(sum[r]);
-            if (lane == 0) to[r * (outputs + 1) + j] = sum[r];
+        for (int i = 0; i < kTogether; ++i) {
+            const int32_t j = start + i * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
+            if (j > outputs) break;
+            float sum[kRows] = {};
+#pragma unroll
+            for (int p = 0; p < kChunk / 32; ++p) {
+                const int c = p * 32 + lane;
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) {
+                    sum[r] += (j < outputs ? weight[i][p] : x[r][c]) * x[r][c];
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                sum[r] = warp_sum(sum[r]);
+                if (lane == 0) to[r * (outputs + 1) + j] = sum[r];
+            }
         }
     }
 }
@@ -184,6 +201,7 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__
     __shared__ int32_t arrived;
     const auto rows = static_cast<int32_t>(
         min(static_cast<int64_t>(kRows), args.streams.rows - int64_t{blockIdx.y} * kRows));
+    let_next_kernel_start();
     gate_products(args, x, rows);
     __threadfence();
     __syncthreads();
@@ -260,7 +278,7 @@ HyperNeed hyper_need(int64_t rows, const Matrix& fn) {
 
 void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<const float> streams,
                    const Matrix& fn, const float* base, const float* scale,
-                   const HyperParams& params, float* partial, int32_t* counters,
+                   const HyperParams& params, float* partial, int32_t* counters, bool overlap,
                    cudaStream_t stream) {
     const int32_t s = params.streams;
     require(s > 0 && s <= kMaxStreams, "hyper_weights: 1..8 streams");
@@ -273,8 +291,7 @@ void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<cons
     const Gates gates = {pre, post, mix, streams, fn, base, scale, params, partial, counters};
     const dim3 grid(static_cast<unsigned>((fn.k + kChunk - 1) / kChunk),
                     static_cast<unsigned>((streams.rows + kRows - 1) / kRows));
-    gates_kernel<<<grid, kThreads, 0, stream>>>(gates);
-    LAUNCH_CHECK();
+    launch_dependent(gates_kernel, grid, kThreads, 0, overlap, stream, gates);
 }
 
 void hyper_in(View<float> out, View<const float> streams, View<const float> pre,

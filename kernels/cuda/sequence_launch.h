@@ -21,7 +21,7 @@ struct HyperNeed {
 HyperNeed hyper_need(int64_t rows, const Matrix& fn);
 void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<const float> streams,
                    const Matrix& fn, const float* base, const float* scale,
-                   const HyperParams& params, float* partial, int32_t* counters,
+                   const HyperParams& params, float* partial, int32_t* counters, bool overlap,
                    cudaStream_t stream);
 void hyper_in(View<float> out, View<const float> streams, View<const float> pre,
               cudaStream_t stream);
