@@ -80,6 +80,8 @@ h5::Dataset GenerationReader::open(const std::string& path, TypeClass kind,
 }
 
 void GenerationReader::open_optional() {
+    if (file_.has("generations/prompt_tokens"))
+        prompt_tokens_ = open("generations/prompt_tokens", TypeClass::integer, {records_});
     if (file_.has("generations/id")) {
         const bool text = file_.dataset("generations/id").type().kind == TypeClass::string;
         layout_.id = text ? IdKind::string : IdKind::integer;
@@ -175,6 +177,9 @@ void GenerationReader::read_columns(int64_t first, std::vector<Generation>& out)
             to_enum<FinishReason>(finish[i], schema::kFinishNames, finish_reason_, row);
         out[i].error = std::move(errors[i]);
     }
+    std::vector<int64_t> prompt_tokens(out.size(), -1);
+    if (prompt_tokens_) prompt_tokens = prompt_tokens_->read<int64_t>(first, count);
+    for (size_t i = 0; i < out.size(); ++i) out[i].prompt_tokens = prompt_tokens[i];
     if (text_) {
         auto texts = text_->read_strings(first, count);
         for (size_t i = 0; i < out.size(); ++i) out[i].text = std::move(texts[i]);

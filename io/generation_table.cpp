@@ -153,6 +153,7 @@ GenerationTable::GenerationTable(h5::Group& root, const GenerationLayout& layout
     finish_reason_.set_attribute(schema::kNamesAttribute, schema::kFinishNames);
     error_ = generations.create_dataset("error", Element::string, {n});
     prompt_index_ = generations.create_dataset("prompt_index", Element::i64, {n});
+    prompt_tokens_ = generations.create_dataset("prompt_tokens", Element::i64, {n});
     if (layout_.id != IdKind::none)
         id_ = generations.create_dataset(
             "id", layout_.id == IdKind::integer ? Element::i64 : Element::string, {n});
@@ -223,6 +224,7 @@ void GenerationTable::write_columns(int64_t row, std::span<const Generation> gen
     put(status_, row, column<uint8_t>(generations, &Generation::status));
     put(finish_reason_, row, column<uint8_t>(generations, &Generation::finish_reason));
     put(prompt_index_, row, column<int64_t>(generations, &Generation::prompt_index));
+    put(prompt_tokens_, row, column<int64_t>(generations, &Generation::prompt_tokens));
     put(error_, row, column<std::string>(generations, [](const Generation& g) {
             return storable_text(g.error);
         }));

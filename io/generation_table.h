@@ -56,7 +56,7 @@ class GenerationTable {
     std::vector<int64_t> offsets_;
     std::vector<int64_t> trace_offsets_;
 
-    h5::Dataset tokens_, status_, finish_reason_, error_, prompt_index_;
+    h5::Dataset tokens_, status_, finish_reason_, error_, prompt_index_, prompt_tokens_;
     h5::Dataset steps_, drafted_, accepted_, emitted_, by_position_, histogram_;
     std::optional<h5::Dataset> id_, text_, source_, sample_, trace_, chosen_, top_ids_, top_;
 };

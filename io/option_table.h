@@ -43,9 +43,11 @@ struct FloatOption {
         return (low_allowed ? value >= low : value > low) && value <= high;
     }
     std::string range() const {
-        return fmt::format(
-            "{}{} to {}", low_allowed ? "" : "above ", low,
-            high == std::numeric_limits<double>::max() ? "finite" : fmt::format("{}", high));
+        const char* above = low_allowed ? "" : "above ";
+        if (high < std::numeric_limits<double>::max()) {
+            return fmt::format("{}{} to {}", above, low, high);
+        }
+        return fmt::format("{}{} and finite", low_allowed ? "at least " : above, low);
     }
 };
 

@@ -41,10 +41,17 @@ void set_error(Prompt& prompt, std::string error) {
 
 // ---- attributes: one value for all records ------------------------------------------------------
 
+// The value with what tells its type: "1" is no integer, nor is 1.0.
+std::string typed(const h5::Value& value) {
+    if (const auto* text = std::get_if<std::string>(&value)) return fmt::format("\"{}\"", *text);
+    if (const auto* number = std::get_if<double>(&value)) return fmt::format("{:#}", *number);
+    return h5::describe(value);
+}
+
 [[noreturn]] void reject_attribute(const std::string& where, const h5::Value& value,
                                    const std::string& expected) {
     throw Error(ErrorKind::input,
-                fmt::format("{}: expected {}, found {}", where, expected, h5::describe(value)));
+                fmt::format("{}: expected {}, found {}", where, expected, typed(value)));
 }
 
 int64_t int_attribute(const std::string& where, const h5::Value& value, const IntOption& option) {

@@ -69,6 +69,7 @@ struct Generation {
     int64_t prompt_index = 0;     // in its prompt file
     int32_t source = 0;           // which prompt file
     int32_t sample = 0;           // which of several samples of one prompt
+    int64_t prompt_tokens = 0;    // -1: the file does not tell
     RecordId id;                  // filled in by the result writer
     std::vector<int32_t> tokens;  // the end or stop token that ended the record included
     Status status = Status::ok;

@@ -82,7 +82,7 @@ CLI::Validator one_of(std::vector<std::string> names) {
 CLI::Validator not_empty(std::string wanted) {
     return CLI::Validator(
         [wanted = std::move(wanted)](const std::string& text) -> std::string {
-            return text.empty() ? fmt::format("expected {}, found an empty name", wanted) : "";
+            return text.empty() ? fmt::format("expected {}, found an empty string", wanted) : "";
         },
         "");
 }

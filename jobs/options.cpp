@@ -149,6 +149,15 @@ class Parser {
                                   extra.empty() ? message : extra.front());
         } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
             std::ranges::replace(message, '\n', ' ');
+        } else if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+            // Only of switches: values have validators. "Could not convert: --flag = value".
+            const size_t flag = message.find("--");
+            const size_t equals = message.find(" = ");
+            if (flag < equals && equals != std::string::npos) {
+                message =
+                    fmt::format("{}: expected true or false, found '{}'",
+                                message.substr(flag, equals - flag), message.substr(equals + 3));
+            }
         }
         for (const auto& [flag, variable] : renamed_) {
             if (message.starts_with(flag + ":")) message.replace(0, flag.size(), variable);

@@ -103,6 +103,7 @@ struct UnpackOptions {
     std::vector<std::string> inputs;  // generations.h5 files
     std::string out = "-";            // JSON lines; "-": standard output
     std::string format = "jsonl";     // jsonl, openai (lines of a batch output file)
+    std::string target;               // checkpoint whose tokenizer spells out log-probabilities
     int64_t limit = 0;                // 0: all
     OutputExists output_exists = OutputExists::fail;
 };

@@ -4,8 +4,10 @@
 #include "io/files.h"
 #include "io/generation_reader.h"
 #include "io/schema.h"
+#include "io/tokenizer.h"
 #include "jobs/batch_output.h"
 #include "kernels/check.h"
+#include "runtime/log.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -13,9 +15,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace quadrille {
@@ -85,20 +90,62 @@ std::string encode(const ordered_json& object) {
     return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + '\n';
 }
 
-// The folder that a result was made with, as the name of its model.
-std::string model_of(const GenerationReader& reader) {
-    if (!reader.file().has_group("provenance")) return "quadrille";
-    const auto target = reader.file().group("provenance").attribute("target");
-    const auto* path = target ? std::get_if<std::string>(&*target) : nullptr;
-    return path == nullptr ? "quadrille" : fs::path(*path).filename().string();
+std::string provenance_of(const GenerationReader& reader, const char* name) {
+    if (!reader.file().has_group("provenance")) return "";
+    const auto value = reader.file().group("provenance").attribute(name);
+    const auto* text = value ? std::get_if<std::string>(&*value) : nullptr;
+    return text == nullptr ? "" : *text;
+}
+
+std::string folder_name(const std::string& path) {
+    return (fs::path(path) / "").lexically_normal().parent_path().filename().string();
+}
+
+// Of "2026-01-31T23:59:59Z"; 0: of anything else.
+int64_t unix_seconds(const std::string& utc) {
+    std::tm time{};
+    const char* end = ::strptime(utc.c_str(), "%Y-%m-%dT%H:%M:%SZ", &time);
+    return end != nullptr && *end == '\0' ? int64_t{::timegm(&time)} : 0;
+}
+
+// The tokenizer that the inputs' log-probabilities are spelled out with; null where none is needed
+// or given.
+std::unique_ptr<Tokenizer> tokenizer_for(const UnpackOptions& options,
+                                         const std::vector<GenerationReader>& readers,
+                                         std::vector<std::string>& notices) {
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (options.format != "openai") return tokenizer;
+    for (const GenerationReader& reader : readers) {
+        const std::string path = reader.path().string();
+        if (reader.layout().logprobs < 0) continue;
+        if (options.target.empty()) {
+            notices.push_back(
+                fmt::format("{}: logprobs are left out, as their tokens need a "
+                            "tokenizer: give --target",
+                            path));
+            continue;
+        }
+        if (!tokenizer) tokenizer = make_tokenizer(options.target);
+        const std::string digest = provenance_of(reader, "tokenizer_digest");
+        if (!digest.empty() && digest != tokenizer->digest()) {
+            throw Error(ErrorKind::input,
+                        fmt::format("{}: expected the tokenizer it was made with (digest {}), "
+                                    "found that of --target {} ({})",
+                                    path, digest, options.target, tokenizer->digest()));
+        }
+    }
+    return tokenizer;
 }
 
 // Turns records into lines; samples of one prompt stand side by side in a file and share a line of
 // a batch output.
 class Formatter {
   public:
-    Formatter(const UnpackOptions& options, LineWriter& lines)
-        : openai_(options.format == "openai"), several_(options.inputs.size() > 1), lines_(lines) {}
+    Formatter(const UnpackOptions& options, const Tokenizer* tokenizer, LineWriter& lines)
+        : openai_(options.format == "openai"),
+          several_(options.inputs.size() > 1),
+          tokenizer_(tokenizer),
+          lines_(lines) {}
 
     void add(Generation generation, const GenerationReader& reader) {
         if (!openai_) {
@@ -116,15 +163,34 @@ class Formatter {
     // After the last record of a prompt.
     void end_prompt(const GenerationReader& reader) {
         if (samples_.empty()) return;
-        lines_.write(encode(to_batch_output(samples_, model_of(reader))));
+        if (const std::string id = custom_id(samples_.front()); !ids_.insert(id).second) {
+            if (repeated_++ == 0) first_repeated_ = id;
+        }
+        const std::string target = provenance_of(reader, "target");
+        const BatchOutput output{.model = target.empty() ? "quadrille" : folder_name(target),
+                                 .created = unix_seconds(provenance_of(reader, "end")),
+                                 .tokenizer = tokenizer_};
+        lines_.write(encode(to_batch_output(samples_, output)));
         samples_.clear();
+    }
+    // "" where every line has a custom_id of its own.
+    std::string notice() const {
+        if (repeated_ == 0) return "";
+        return fmt::format(
+            "{} lines have a custom_id that an earlier line has, \"{}\" the first: --format jsonl "
+            "tells them apart by source and index",
+            repeated_, first_repeated_);
     }
 
   private:
     bool openai_;
     bool several_;
+    const Tokenizer* tokenizer_;
     LineWriter& lines_;
     std::vector<Generation> samples_;
+    std::unordered_set<std::string> ids_;  // of batch output lines
+    int64_t repeated_ = 0;
+    std::string first_repeated_;
 };
 
 void check_out(const UnpackOptions& options) {
@@ -163,7 +229,7 @@ ordered_json to_json(const Generation& g, const GenerationLayout& layout) {
     return out;
 }
 
-int64_t unpack(const UnpackOptions& options) {
+int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) {
     check_out(options);
     std::vector<GenerationReader> readers;
     for (const std::string& input : options.inputs) {
@@ -173,8 +239,9 @@ int64_t unpack(const UnpackOptions& options) {
         if (options.format == "openai" && !readers.back().layout().text)
             throw Error(ErrorKind::input, input + ": has no text, which --format openai needs");
     }
+    const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(options, readers, notices);
     LineWriter lines(options.out);
-    Formatter formatter(options, lines);
+    Formatter formatter(options, tokenizer.get(), lines);
     int64_t left = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
     int64_t written = 0;
     for (const GenerationReader& reader : readers) {
@@ -190,11 +257,17 @@ int64_t unpack(const UnpackOptions& options) {
         formatter.end_prompt(reader);
     }
     lines.finish();
+    if (std::string notice = formatter.notice(); !notice.empty()) {
+        notices.push_back(std::move(notice));
+    }
     return written;
 }
 
 int run_unpack(const UnpackOptions& options) {
-    const int64_t records = unpack(options);
+    std::vector<std::string> notices;
+    const int64_t records = unpack(options, notices);
+    Log log(true);
+    for (const std::string& notice : notices) log.notice(notice);
     if (options.out != "-") fmt::print("{}: {} records\n", options.out, records);
     return 0;
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -21,8 +22,9 @@ nlohmann::ordered_json to_json(const Generation& generation, const GenerationLay
 
 // Every input is opened and checked before the first line is written. With several inputs each
 // object starts with "file". Error{usage}: OUT is there; Error{input}: an input is no complete
-// generations file; Error{io}. Returns the number of records written.
-int64_t unpack(const UnpackOptions& options);
+// generations file, or its tokenizer is not that of --target; Error{io}. Returns the number of
+// records written; appends to `notices` what a reader of the lines should know.
+int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices);
 
 // The same; the exit code.
 int run_unpack(const UnpackOptions& options);

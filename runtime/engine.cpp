@@ -22,6 +22,7 @@ void set_key(Generation& result, const Prompt& prompt) {
     result.prompt_index = prompt.index;
     result.source = prompt.source;
     result.sample = prompt.sample;
+    result.prompt_tokens = std::ssize(prompt.tokens);
 }
 
 // Time from one call to the next, added to a part.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/prompt_reader.h"
 
+#include "io/option_table.h"
 #include "io/schema.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/peak_memory.h"
@@ -11,6 +12,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 
 namespace quadrille {
 namespace {
@@ -359,6 +361,36 @@ TEST_F(PromptReaderTest, RejectsAttributesThatNoRecordCanUse) {
     });
     rejects({"attribute stop_text", "non-empty"},
             [](Maker& m) { m.tokens().attribute("stop_text", ""); });
+}
+
+TEST_F(PromptReaderTest, EveryAttributeHasItsTypeAndRange) {
+    const auto rejected = [&](const std::string& name, const h5::Value& value,
+                              const std::string& expected, const std::string& found) {
+        rejects({"/prompts, attribute " + name, "expected " + expected, "found " + found},
+                [&](Maker& m) { m.tokens().attribute(name, value); });
+    };
+    for (const options::IntOption& option : options::kInts) {
+        rejected(option.name, "1", "an integer", "\"1\"");
+        rejected(option.name, 1.0, "an integer", "1.0");
+        rejected(option.name, std::vector<int64_t>{1, 1}, "an integer", "[1, 1]");
+        const int64_t low = option.low > 0 ? option.low - 1 : -2;  // -1 is the default's marker
+        rejected(option.name, low, option.range(), fmt::format("{}", low));
+        if (option.high == std::numeric_limits<int64_t>::max()) continue;
+        rejected(option.name, option.high + 1, option.range(), fmt::format("{}", option.high + 1));
+    }
+    for (const options::FloatOption& option : options::kFloats) {
+        rejected(option.name, "0.5", "a number", "\"0.5\"");
+        rejected(option.name, std::vector<double>{0.5, 0.5}, "a number", "[0.5, 0.5]");
+        rejected(option.name, -0.5, option.range(), "-0.5");
+        if (!option.low_allowed) rejected(option.name, int64_t{0}, option.range(), "0");
+        rejected(option.name, std::numeric_limits<double>::infinity(), option.range(), "inf");
+        if (option.high == 1.0) rejected(option.name, 1.5, option.range(), "1.5");
+    }
+    for (const h5::Value& value : {h5::Value(int64_t{1}), h5::Value(std::vector<double>{1.0})})
+        rejected("stop_text", value, "strings", h5::describe(value));
+    for (const h5::Value& value : {h5::Value("x"), h5::Value(1.5)})
+        rejected("stop_tokens", value, "token ids", "");
+    rejected("stop_tokens", int64_t{1} << 31, "token ids", "2147483648");
 }
 
 TEST_F(PromptReaderTest, RefusesWhatTheJobDoesNotHonour) {

@@ -31,6 +31,7 @@ namespace fs = std::filesystem;
 
 void expect_equal(const Generation& a, const Generation& b) {
     EXPECT_EQ(key_of(a), key_of(b));
+    EXPECT_EQ(a.prompt_tokens, b.prompt_tokens);
     EXPECT_EQ(a.tokens, b.tokens);
     EXPECT_EQ(a.status, b.status);
     EXPECT_EQ(a.finish_reason, b.finish_reason);
@@ -107,6 +108,8 @@ TEST_F(ResultWriterTest, WritesTheSchemaInInputOrder) {
               (std::vector<std::string>{"text 0", "text 1", "", "text 3"}));
     EXPECT_EQ(file.read<int64_t>("generations/prompt_index").values,
               (std::vector<int64_t>{0, 1, 2, 3}));
+    EXPECT_EQ(file.read<int64_t>("generations/prompt_tokens").values,
+              (std::vector<int64_t>{5, 6, 0, 8}));
     // Record 0: 6 tokens after the first, in steps that accept 0, 1 and 2 drafts.
     EXPECT_EQ(file.read<int64_t>("acceptance/steps").values, (std::vector<int64_t>{3, 0, 0, 1}));
     EXPECT_EQ(file.read<int64_t>("acceptance/accepted").values, (std::vector<int64_t>{3, 0, 0, 0}));

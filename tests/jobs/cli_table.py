@@ -120,7 +120,7 @@ PROMPTS = [
     prompts("id-length", "/prompts/id: has length 2, but there are 3 records"),
     prompts("id-float", "/prompts/id: expected integers or strings"),
     prompts("temperature-type", "/prompts/temperature: expected floating point, found int64"),
-    prompts("temperature-attribute", "attribute temperature: expected 0 to finite, found -0.5"),
+    prompts("temperature-attribute", "attribute temperature: expected at least 0 and finite, found -0.5"),
     prompts("top-p-attribute", "attribute top_p: expected above 0 to 1, found 1.5"),
     prompts("seed-attribute", "attribute seed: expected an integer"),
     prompts("logprobs-type", "/prompts/logprobs: expected integers, found float64"),

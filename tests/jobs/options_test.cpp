@@ -2,8 +2,10 @@
 // The command line: defaults, every check of every option, environment against flags.
 #include "jobs/options.h"
 
+#include "io/option_table.h"
 #include "kernels/check.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -194,7 +196,9 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--backend", "gpu"}, "--backend: expected auto, cpu, cuda or check, found 'gpu'"},
         Bad{{"--comm", "tcp"}, "--comm: expected auto or mpi, found 'tcp'"},
         Bad{{"--output-exists", "ask"}, "--output-exists: expected fail or overwrite, found 'ask'"},
-        Bad{{"--draft", ""}, "--draft: expected a drafter's folder or none, found an empty name"},
+        Bad{{"--draft", ""}, "--draft: expected a drafter's folder or none, found an empty string"},
+        Bad{{"--prompt", ""}, "--prompt: expected a text, found an empty string"},
+        Bad{{"--ignore-eos=maybe"}, "--ignore-eos: expected true or false, found 'maybe'"},
         Bad{{"--nonsense"}, "unknown argument '--nonsense'"}, Bad{{"--seed"}, "--seed: 1 required"},
         Bad{{"--seed", "1", "--seed", "2"}, "--seed: "},
         Bad{{}, "MAX_NUM_SEQS: expected an integer from 1 to 4096, found '0'", {"MAX_NUM_SEQS=0"}},
@@ -253,6 +257,32 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--shard", "1"}, "--shard: expected I/N with 0 <= I < N, found '1'"},
         Bad{{"--shard", "1/2/3"}, "--shard: expected I/N with 0 <= I < N, found '1/2/3'"},
         Bad{{"--shard", "0/0"}, "--shard: expected I/N with 0 <= I < N, found '0/0'"}));
+
+TEST(Options, EveryRecordFlagHasItsTypeAndRange) {
+    const auto bad = [](const std::string& name, const std::string& value) {
+        std::string flag = "--" + name;
+        std::ranges::replace(flag, '_', '-');
+        const std::string message = usage_error(generate_with({flag, value}));
+        EXPECT_TRUE(message.starts_with(flag + ": expected ")) << message;
+        EXPECT_NE(message.find("found '" + value + "'"), std::string::npos) << message;
+    };
+    for (const options::IntOption& option : options::kInts) {
+        if (option.name == std::string("ignore_eos")) continue;  // a switch
+        for (const char* value : {"", "x", "1.5", "1e3", "0x1", " 1", "18446744073709551616"}) {
+            bad(option.name, value);
+        }
+        bad(option.name, fmt::format("{}", option.low - 1));
+        if (option.name != std::string("seed"))
+            bad(option.name, fmt::format("{}", option.high + 1));
+    }
+    for (const options::FloatOption& option : options::kFloats) {
+        for (const char* value : {"", "x", "nan", "inf", "-inf", "-0.5", "0,5", "1e999", " 1"}) {
+            bad(option.name, value);
+        }
+        if (!option.low_allowed) bad(option.name, "0");
+        if (option.high == 1.0) bad(option.name, "1.5");
+    }
+}
 
 TEST(Options, SamplingFlagsSetWhatTheyName) {
     const RecordOptions usual;
@@ -314,8 +344,9 @@ TEST(Options, OtherJobsTakeTheirFlags) {
     EXPECT_EQ(pack.out, "o");
     EXPECT_EQ(pack.target, "M");
     EXPECT_EQ(pack.format, "jsonl");
-    const auto unpack = std::get<UnpackOptions>(parse({"unpack", "a"}));
+    const auto unpack = std::get<UnpackOptions>(parse({"unpack", "a", "--target", "T"}));
     EXPECT_EQ(unpack.out, "-");
+    EXPECT_EQ(unpack.target, "T");
 }
 
 BenchOptions bench(const Words& more, const Words& environment = {}) {
@@ -405,7 +436,7 @@ TEST(Options, BenchNamesBadValues) {
     EXPECT_EQ(message({"--new-tokens", "0"}).find("--new-tokens: expected an integer from 1"), 0u);
     EXPECT_EQ(message({"--repeat", "0"}).find("--repeat: expected an integer from 1 to 1000"), 0u);
     EXPECT_EQ(message({"--json", ""}),
-              "--json: expected a file, found an empty name (see "
+              "--json: expected a file, found an empty string (see "
               "quadrille bench --help)");
     EXPECT_EQ(usage_error({"bench"}),
               "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/pack.h"
 
+#include "io/option_table.h"
 #include "io/prompt_reader.h"
 #include "io/tokenizer.h"
 #include "kernels/check.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -209,6 +211,31 @@ TEST_F(Pack, NamesFileLineAndField) {
             {"in.jsonl:3: id", "found 7 in record 0"});
     refused("{\"text\": \"a\", \"id\": 7}\n{\"text\": \"a\"}",
             {"in.jsonl:2: id", "every record", "in.jsonl:1"});
+}
+
+TEST_F(Pack, ChecksTypeAndRangeOfEveryOption) {
+    const auto bad = [this](const std::string& name, const std::string& value,
+                            const std::string& expected) {
+        refused(fmt::format(R"({{"text": "a", "{}": {}}})", name, value),
+                {"in.jsonl:1: " + name, expected, "found " + value});
+    };
+    for (const options::IntOption& option : options::kInts) {
+        for (const char* value : {R"("1")", "1.0", "[1]", "{}"}) {
+            bad(option.name, value, "an integer, " + option.range());
+        }
+        bad(option.name, fmt::format("{}", option.low > 0 ? option.low - 1 : -2), option.range());
+        bad(option.name, fmt::format("{}", static_cast<uint64_t>(option.high) + 1), option.range());
+    }
+    for (const options::FloatOption& option : options::kFloats) {
+        for (const char* value : {R"("1")", "true", "[1]", "{}"}) {
+            bad(option.name, value, "a number, " + option.range());
+        }
+        bad(option.name, "-0.5", option.range());
+        if (!option.low_allowed) bad(option.name, "0", option.range());
+        if (option.high == 1.0) bad(option.name, "1.5", option.range());
+        refused(fmt::format(R"({{"text": "a", "{}": 1e999}})", option.name),
+                {"in.jsonl:1", "1e999"});
+    }
 }
 
 TEST_F(Pack, AppliesTheChatTemplate) {

@@ -7,12 +7,14 @@
 #include "tests/support/op_case.h"
 #include "tests/support/statistics.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <utility>
 
 namespace quadrille::test {
 namespace {
@@ -144,6 +146,11 @@ Verdict judge(const Count& count) {
     verdict.smallest = *std::min_element(all.begin(), all.end());
     verdict.uniform = uniform_p(all);
     verdict.together = sum.p();
+    for (const auto& [name, p] :
+         {std::pair{"smallest_p", verdict.smallest}, std::pair{"uniform_p", verdict.uniform},
+          std::pair{"together_p", verdict.together}}) {
+        testing::Test::RecordProperty(name, fmt::format("{:.3g}", p));
+    }
     return verdict;
 }
 

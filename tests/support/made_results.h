@@ -14,6 +14,7 @@ namespace quadrille::test {
 inline Generation make_generation(int64_t index, int64_t tokens, int64_t k) {
     Generation g;
     g.prompt_index = index;
+    g.prompt_tokens = 5 + index;
     for (int64_t i = 0; i < tokens; ++i)
         g.tokens.push_back(static_cast<int32_t>((index * 31 + i) % 1000));
     g.finish_reason = tokens % 2 == 0 ? FinishReason::eos : FinishReason::length;
