@@ -236,8 +236,7 @@ void add_flags(CLI::App& app, UnpackOptions& options) {
     app.add_option("--format", options.format, "jsonl, or openai: batch output lines [jsonl]")
         ->check(one_of({"jsonl", "openai"}))
         ->option_text("NAME");
-    app.add_option("--target", options.target,
-                   "checkpoint, for logprobs of openai (or EXL3_MODEL)")
+    app.add_option("--target", options.target, "checkpoint, for logprobs of openai (or EXL3_MODEL)")
         ->check(not_empty("a checkpoint folder"))
         ->option_text("DIR");
     app.add_option("--limit", options.limit, "unpack the first N records only")
