@@ -30,14 +30,16 @@ void copy_rows(View<float> out, View<const float> in, const int32_t* index, cuda
 // vocabulary.cu
 void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
             cudaStream_t stream);
+void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+           float scale, cudaStream_t stream);
+
+// top_k.cu
 // scratch: top_k_scratch(rows, k, valid) bytes.
 void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
            int32_t valid, void* scratch, cudaStream_t stream);
 int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid);
 void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
                  const int32_t* part_ids, int32_t count, int64_t part_stride, cudaStream_t stream);
-void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           float scale, cudaStream_t stream);
 
 // moe.cu: groups the pairs row * topk + slot of `ids` by expert. order (capacity positions): the
 // pair at a position, -1 between experts; tiles of at most tile_rows positions and their count.

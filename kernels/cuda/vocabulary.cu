@@ -1,54 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choice among the columns of a row: argmax, top_k, and the router. A NaN is never chosen; ties go
-// to the lowest column.
+// Choice among the columns of a row: argmax and the router. A NaN is never chosen; ties go to the
+// lowest column.
+#include "kernels/cuda/candidate.cuh"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/swiglu.cuh"
-
-#include <cfloat>
 
 namespace quadrille::cuda {
 
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kChunk = 4096;  // columns of a first-stage block of top_k
-constexpr int kTopThreads = 256;
 constexpr int kRouteWarps = 4;
-constexpr int32_t kNone = INT32_MAX;
-
-// The better of two candidates: the larger value, then the lower column. kNone loses to all.
-struct Candidate {
-    float value;
-    int32_t column;
-
-    __device__ bool beats(const Candidate& other) const {
-        if (column == kNone || other.column == kNone) return column != kNone;
-        return value > other.value || (value == other.value && column < other.column);
-    }
-};
-
-__device__ Candidate warp_best(Candidate mine) {
-#pragma unroll
-    for (int stride = 16; stride > 0; stride /= 2) {
-        const Candidate other = {__shfl_xor_sync(0xffffffffu, mine.value, stride),
-                                 __shfl_xor_sync(0xffffffffu, mine.column, stride)};
-        if (other.beats(mine)) mine = other;
-    }
-    return mine;
-}
-
-template <int kCount>
-__device__ Candidate block_best(Candidate mine, Candidate* shared) {
-    mine = warp_best(mine);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
-    __syncthreads();
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    Candidate best = lane < kCount / 32 ? shared[lane] : Candidate{0.0f, kNone};
-    best = warp_best(best);
-    __syncthreads();
-    return best;
-}
 
 __global__ void __launch_bounds__(kThreads)
     argmax_kernel(float* value, int32_t* id, View<const float> logits, int32_t first_id,
@@ -76,88 +39,6 @@ __global__ void __launch_bounds__(kThreads)
         value[blockIdx.x] = best.column == kNone ? -INFINITY : best.value;
         id[blockIdx.x] = best.column == kNone ? -1 : first_id + best.column;
     }
-}
-
-// k rounds of "the best that the last one beats" over `count` values; round i to store(i, best).
-template <class Load, class Store>
-__device__ void select(int64_t k, int32_t count, Candidate* shared, Load load, Store store) {
-    Candidate last = {INFINITY, -1};
-    for (int64_t i = 0; i < k; ++i) {
-        Candidate mine = {0.0f, kNone};
-        if (last.column != kNone) {
-            for (int32_t c = static_cast<int32_t>(threadIdx.x); c < count; c += kTopThreads) {
-                const Candidate other = load(c);
-                if (isnan(other.value) || other.column == kNone) continue;
-                if (last.beats(other) && other.beats(mine)) mine = other;
-            }
-        }
-        last = block_best<kTopThreads>(mine, shared);
-        if (threadIdx.x == 0) store(i, last);
-    }
-}
-
-// best (row, chunk, k): the k best of each chunk of columns.
-__global__ void __launch_bounds__(kTopThreads)
-    top_chunks_kernel(Candidate* best, int64_t k, View<const float> logits, int32_t valid) {
-    __shared__ Candidate shared[kTopThreads / 32];
-    __shared__ float values[kChunk];
-    const int32_t first = static_cast<int32_t>(blockIdx.x) * kChunk;
-    const int32_t count = min(kChunk, valid - first);
-    const float* x = logits.data + blockIdx.y * logits.stride + first;
-    for (int32_t c = static_cast<int32_t>(threadIdx.x); c < count; c += kTopThreads) {
-        values[c] = x[c];
-    }
-    __syncthreads();
-    Candidate* to = best + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * k;
-    select(
-        k, count, shared,
-        [&](int32_t c) {
-            return Candidate{values[c], first + c};
-        },
-        [&](int64_t i, const Candidate& chosen) { to[i] = chosen; });
-}
-
-__global__ void __launch_bounds__(kTopThreads)
-    top_merge_kernel(View<float> values, View<int32_t> ids, const Candidate* best, int32_t chunks,
-                     int32_t first_id) {
-    __shared__ Candidate shared[kTopThreads / 32];
-    const int64_t k = values.cols;
-    const Candidate* from = best + blockIdx.x * chunks * k;
-    float* value = values.data + blockIdx.x * values.stride;
-    int32_t* id = ids.data + blockIdx.x * ids.stride;
-    select(
-        k, static_cast<int32_t>(chunks * k), shared, [&](int32_t c) { return from[c]; },
-        [&](int64_t i, const Candidate& chosen) {
-            value[i] = chosen.column == kNone ? -INFINITY : chosen.value;
-            id[i] = chosen.column == kNone ? -1 : first_id + chosen.column;
-        });
-}
-
-struct Lists {
-    const float* values;
-    const int32_t* ids;
-    int32_t count;
-    int64_t stride;
-};
-
-// The best of the lists of one row; an id of -1 is nobody.
-__global__ void __launch_bounds__(kTopThreads)
-    merge_lists_kernel(View<float> values, View<int32_t> ids, Lists lists) {
-    __shared__ Candidate shared[kTopThreads / 32];
-    const int64_t k = values.cols;
-    float* value = values.data + blockIdx.x * values.stride;
-    int32_t* id = ids.data + blockIdx.x * ids.stride;
-    select(
-        k, static_cast<int32_t>(lists.count * k), shared,
-        [&](int32_t c) {
-            const int64_t at = c / k * lists.stride + blockIdx.x * k + c % k;
-            const int32_t owner = lists.ids[at];
-            return Candidate{lists.values[at], owner < 0 ? kNone : owner};
-        },
-        [&](int64_t i, const Candidate& chosen) {
-            value[i] = chosen.column == kNone ? -INFINITY : chosen.value;
-            id[i] = chosen.column == kNone ? -1 : chosen.column;
-        });
 }
 
 // A warp per row. A NaN score counts as -inf: never chosen before a number, never chosen twice.
@@ -202,10 +83,6 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
     }
 }
 
-int32_t chunks_of(int32_t valid) {
-    return valid / kChunk + (valid % kChunk != 0 ? 1 : 0);
-}
-
 }  // namespace
 
 void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
@@ -214,40 +91,6 @@ void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_i
     if (logits.rows == 0) return;
     argmax_kernel<<<static_cast<unsigned>(logits.rows), kThreads, 0, stream>>>(value, id, logits,
                                                                                first_id, valid);
-    LAUNCH_CHECK();
-}
-
-int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid) {
-    return rows * k * chunks_of(valid) * static_cast<int64_t>(sizeof(Candidate));
-}
-
-void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
-           int32_t valid, void* scratch, cudaStream_t stream) {
-    require(valid >= 0 && valid <= logits.cols, "top_k: valid columns inside the row");
-    require(values.rows == logits.rows && ids.rows == logits.rows && values.cols == ids.cols,
-            "top_k: values and ids are (m, k)");
-    if (values.rows == 0 || values.cols == 0) return;
-    require(values.rows < 65536, "top_k: fewer than 65536 rows");
-    auto* best = static_cast<Candidate*>(scratch);
-    const int32_t chunks = chunks_of(valid);
-    if (chunks > 0) {
-        const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(values.rows));
-        top_chunks_kernel<<<grid, kTopThreads, 0, stream>>>(best, values.cols, logits, valid);
-        LAUNCH_CHECK();
-    }
-    top_merge_kernel<<<static_cast<unsigned>(values.rows), kTopThreads, 0, stream>>>(
-        values, ids, best, chunks, first_id);
-    LAUNCH_CHECK();
-}
-
-void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
-                 const int32_t* part_ids, int32_t count, int64_t part_stride, cudaStream_t stream) {
-    require(values.rows == ids.rows && values.cols == ids.cols,
-            "merge_top_k: values and ids are (m, k)");
-    require(count >= 0, "merge_top_k: a number of lists");
-    if (values.rows == 0 || values.cols == 0) return;
-    merge_lists_kernel<<<static_cast<unsigned>(values.rows), kTopThreads, 0, stream>>>(
-        values, ids, {part_values, part_ids, count, part_stride});
     LAUNCH_CHECK();
 }
 

@@ -197,7 +197,7 @@ TEST_F(CudaRows, RoutesLikeTheCpu) {
 }
 
 TEST_F(CudaRows, ChoosesAmongColumnsLikeTheCpu) {
-    for (const int64_t n : {1, 100, 5000, 20000}) {
+    for (const int64_t n : {1, 100, 5000, 20000, 270000}) {
         const int64_t m = 5;
         std::vector<float> x = random_.normals(m * n);
         // Ties, NaNs, a row of nothing but NaN and one of -inf.
