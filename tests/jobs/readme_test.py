@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-QUADRILLE, SOURCE = sys.argv[1:3]
+QUADRILLE, SOURCE = (os.path.abspath(path) for path in sys.argv[1:3])
 MODELS = os.path.join(SOURCE, "tests", "data", "models")
 
 
