@@ -195,6 +195,39 @@ TEST(Sampling, AHarshPenaltyNeverRepeatsAToken) {
     }
 }
 
+// Drafts that are the target's own tokens: row i of a block is right only if it is penalised with
+// the i drafts before it, which no earlier pass has seen.
+TEST(Sampling, APenaltyWithDraftsIsThePenaltyWithout) {
+    ModelCase target(*find_model(kModel), session().world(), limits());
+    std::vector<Prompt> prompts = sampled_prompts();
+    for (size_t i = 0; i < prompts.size(); ++i) {
+        RecordOptions& options = prompts[i].options;
+        options.repetition_penalty = i % 2 == 0 ? 1e9 : 1.5;
+        options.temperature = i < 2 ? 0.0 : i < 4 ? 0.3 : 2.0;
+        // Everything, a few candidates, more than the ranks offer.
+        options.top_p = i < 3 ? 1.0 : i < 5 ? 0.9 : 0.9999;
+        options.top_k = 0;
+        options.min_p = 0;
+    }
+    const auto plain = target.run(prompts, target.engine_options());
+    WatchedDrafter oracle(
+        [&](const DraftRequest& request, int32_t place) {
+            const auto record = static_cast<size_t>(request.record);
+            const auto prompt = static_cast<int32_t>(prompts[record].tokens.size());
+            const auto at = static_cast<size_t>(request.position - prompt + place);
+            const std::vector<int32_t>& tokens = plain[record].tokens;
+            return at < tokens.size() ? tokens[at] : -1;
+        },
+        7);
+    for (const int32_t k : {1, 2, 7}) {
+        const auto found = target.run(prompts, target.engine_options(k), &oracle);
+        expect_same(found, plain, "K " + std::to_string(k));
+        for (const Generation& result : found) {
+            EXPECT_EQ(result.acceptance.accepted, result.acceptance.drafted) << "K " << k;
+        }
+    }
+}
+
 TEST(Sampling, RejectionKeepsGreedyRecordsAndPlainDraws) {
     Speculating run(session().world());
     ModelCase& target = run.target();

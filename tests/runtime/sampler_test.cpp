@@ -185,6 +185,17 @@ void propose(Wanted& wanted, std::span<const float> logits, Random& random) {
     wanted.scores.push_back(-std::numeric_limits<float>::infinity());
 }
 
+// Makes the drafts ids that the row would choose, so that their penalty shows.
+void favour(Wanted& wanted, std::span<const float> logits) {
+    std::vector<int32_t> order(kKnown);
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + kDrafts, order.end(),
+                      [&](int32_t a, int32_t b) {
+                          return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+                      });
+    for (size_t i = 0; i + 1 < wanted.drafts.size(); ++i) wanted.drafts[i] = order[i];
+}
+
 struct Batch {
     std::vector<float> logits;
     std::vector<Wanted> wanted;
@@ -198,6 +209,7 @@ Batch random_batch(uint64_t seed, int64_t rows) {
         // Flat rows, whose cuts lie beyond the candidates, and steep ones.
         const auto logits = random.normals(kVocab, row % 3 == 0 ? 0.05f : 3.0f);
         batch.logits.insert(batch.logits.end(), logits.begin(), logits.end());
+        favour(batch.wanted.back(), logits);
         if (row % 5 == 4) propose(batch.wanted.back(), logits, random);
     }
     return batch;
@@ -224,6 +236,29 @@ TEST(Sampler, IsTheReferenceOverTheWholeVocabulary) {
             const auto logits = std::span(batch.logits).subspan(i * kVocab, kVocab);
             EXPECT_EQ(found[i].token, reference(logits, batch.wanted[i])) << seed << " row " << i;
         }
+    }
+}
+
+// A cut beyond the offers, in rows that choose a draft for certain unless it is penalised.
+TEST(Sampler, DraftsArePenalisedWhereTheWholeRowIsGathered) {
+    Random random(80);
+    Batch batch;
+    for (int64_t row = 0; row < 20; ++row) {
+        Wanted wanted;
+        wanted.options.temperature = 1.0;
+        wanted.options.top_p = 0.999;
+        wanted.options.repetition_penalty = 1e9;
+        wanted.seed = random.bits();
+        wanted.drafts = {3, 700, 1899};
+        std::vector<float> logits = random.normals(kVocab, 0.05f);
+        for (const int32_t draft : wanted.drafts) logits[static_cast<size_t>(draft)] = 40.0f;
+        batch.logits.insert(batch.logits.end(), logits.begin(), logits.end());
+        batch.wanted.push_back(wanted);
+    }
+    const std::vector<Outcome> found = run(session().world(), batch);
+    for (size_t i = 0; i < found.size(); ++i) {
+        const auto logits = std::span(batch.logits).subspan(i * kVocab, kVocab);
+        EXPECT_EQ(found[i].token, reference(logits, batch.wanted[i])) << i;
     }
 }
 
