@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 namespace {
 
 bool holds_lines(const fs::path& path) {
-    return path.extension() == ".txt" || line_format_of(path) == LineFormat::jsonl;
+    const fs::path suffix = path.extension();
+    return suffix == ".txt" || suffix == ".TXT" || line_format_of(path) == LineFormat::jsonl;
 }
 
 }  // namespace

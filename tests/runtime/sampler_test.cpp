@@ -314,11 +314,13 @@ TEST(Sampler, PlainGreedyRowsAreTheSameInAnyCompany) {
     std::vector<int32_t> alone;
     for (size_t i = 0; i < 6; ++i) {
         Wanted plain;
+        batch.logits[i * kVocab + kKnown + i] = 100.0f;  // no tokenizer knows this id
         Batch one;
         one.logits.assign(batch.logits.begin() + static_cast<int64_t>(i) * kVocab,
                           batch.logits.begin() + static_cast<int64_t>(i + 1) * kVocab);
         one.wanted = {plain};
         alone.push_back(run(session().world(), one)[0].token);  // the path of greedy()
+        EXPECT_EQ(alone.back(), reference(one.logits, plain));
     }
     for (size_t i = 0; i < 5; ++i) batch.wanted[i] = {};
     batch.wanted[5].options.temperature = 1.0;
