@@ -74,6 +74,10 @@ std::vector<fs::path> list_parts(const fs::path& folder) {
     return parts;
 }
 
+fs::path part_path(const fs::path& folder, int group, int64_t number) {
+    return folder / fmt::format("{}{:06}.h5", part_prefix(group), number);
+}
+
 void check_output(const fs::path& out, bool overwrite) {
     if (!out.has_filename())
         throw Error(ErrorKind::usage, fmt::format("--out '{}' names no file", out.string()));
@@ -111,6 +115,7 @@ PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std:
     for (const fs::path& part : list_parts(folder_))
         if (part.filename().string().starts_with(part_prefix(group_)))
             next_part_ = std::max(next_part_, part_number(part) + 1);
+    first_part_ = next_part_;
 }
 
 void PartWriter::add(Generation generation) {
@@ -139,7 +144,7 @@ void PartWriter::commit() {
         offsets.push_back(offsets.back() + std::ssize(generation.tokens));
         trace_offsets.push_back(trace_offsets.back() + std::ssize(generation.acceptance.trace));
     }
-    const fs::path part = folder_ / fmt::format("{}{:06}.h5", part_prefix(group_), next_part_);
+    const fs::path part = part_path(folder_, group_, next_part_);
     fs::path unfinished = part;
     unfinished += ".tmp";
     h5::File file = h5::File::create(unfinished);

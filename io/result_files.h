@@ -21,6 +21,8 @@ std::filesystem::path parts_folder(const std::filesystem::path& out);
 // The parts in a folder by name; unfinished ones are not among them.
 std::vector<std::filesystem::path> list_parts(const std::filesystem::path& folder);
 
+std::filesystem::path part_path(const std::filesystem::path& folder, int group, int64_t number);
+
 // Throws unless results can be written to `out`: Error{usage} where something is there that may
 // not be replaced (only a generations file may, with `overwrite`), Error{io} where the folder is
 // missing or not writable. Writes nothing.
@@ -42,6 +44,10 @@ class PartWriter {
     void commit_if_old();
     void commit();  // what is held back becomes a part; nothing held back: no part
 
+    // Numbers of the parts committed so far: from first_part() up to, not including, next_part().
+    int64_t first_part() const { return first_part_; }
+    int64_t next_part() const { return next_part_; }
+
   private:
     using Clock = std::chrono::steady_clock;
 
@@ -50,6 +56,7 @@ class PartWriter {
     GenerationLayout layout_;
     std::string run_;
     std::function<void()> before_commit_;
+    int64_t first_part_ = 0;
     int64_t next_part_ = 0;
     int64_t held_tokens_ = 0;
     Clock::time_point oldest_;

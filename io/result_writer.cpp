@@ -22,29 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSlice = 256;  // records of a part in memory at a time
 
-// Several prompt files may name their records differently: then all ids become strings, the ids of
-// a file without any being "".
-IdKind common_kind(const std::vector<const Ids*>& ids) {
-    if (ids.empty()) return IdKind::none;
-    const IdKind first = kind_of(*ids.front());
-    for (const Ids* other : ids)
-        if (kind_of(*other) != first) return IdKind::string;
-    return first;
-}
-
-std::string text_of(const RecordId& id) {
-    if (const auto* number = std::get_if<int64_t>(&id)) return fmt::format("{}", *number);
-    const auto* text = std::get_if<std::string>(&id);
-    return text == nullptr ? std::string() : *text;
-}
-
-RecordId pick(const Ids& ids, int64_t index) {
-    const auto at = static_cast<size_t>(index);
-    if (const auto* numbers = std::get_if<std::vector<int64_t>>(&ids)) return numbers->at(at);
-    if (const auto* texts = std::get_if<std::vector<std::string>>(&ids)) return texts->at(at);
-    return {};
-}
-
 void add_lists(std::vector<int64_t>& sum, const std::vector<int64_t>& values) {
     if (sum.size() < values.size()) sum.resize(values.size(), 0);
     for (size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
@@ -106,7 +83,13 @@ ResultWriter::ResultWriter(ResultOptions options) : options_(std::move(options))
     folder_.emplace(parts_folder(options_.out), options_.fingerprint, options_.locking);
     check_output(options_.out, options_.overwrite);  // a run that held the lock may have finished
     take_up_parts();
-    part_.emplace(folder_->path(), options_.group, layout, folder_->run(), options_.before_commit);
+    own_.emplace(GroupWriter::Options{.folder = folder_->path(),
+                                      .group = 0,
+                                      .layout = layout,
+                                      .run = folder_->run(),
+                                      .ids = options_.ids,
+                                      .before_commit = options_.before_commit},
+                 folder_->lock());
 }
 
 void ResultWriter::take_up_parts() {
@@ -165,22 +148,13 @@ size_t ResultWriter::row_of(const RecordKey& key) const {
     return *row;
 }
 
-RecordId ResultWriter::id_of(const RecordKey& key) const {
-    if (options_.layout.id == IdKind::none) return {};
-    RecordId id = pick(*options_.ids.at(static_cast<size_t>(key.source)), key.prompt_index);
-    if (options_.layout.id == IdKind::string) id = text_of(id);
-    return id;
-}
-
 void ResultWriter::add(Generation generation) {
     const RecordKey key = key_of(generation);
     const size_t row = row_of(key);
     if (done_[row])
         throw Error(ErrorKind::internal,
                     fmt::format("record {} was finished twice", key.prompt_index));
-    generation.id = id_of(key);
-    folder_->lock().count(1);
-    part_->add(std::move(generation));
+    own_->add(std::move(generation));
     done_[row] = true;
     --remaining_;
 }
@@ -206,7 +180,7 @@ ResultWriter::Index ResultWriter::index_parts(const std::vector<fs::path>& parts
     for (size_t row = 0; row < records; ++row) {
         if (index.places[row].part >= 0) continue;
         const int64_t record = options_.records[row].prompt_index;
-        if (!done_[row])
+        if (!done_[row] && groups_.empty())
             throw Error(ErrorKind::internal, fmt::format("record {} was never finished", record));
         throw Error(ErrorKind::io, fmt::format("{}: the part that held record {} is gone",
                                                folder_->path().string(), record));
@@ -214,6 +188,24 @@ ResultWriter::Index ResultWriter::index_parts(const std::vector<fs::path>& parts
     accumulate(index.offsets);
     if (options_.layout.trace) accumulate(index.trace_offsets);
     return index;
+}
+
+void ResultWriter::add_group(const GroupParts& parts, int64_t computed) {
+    groups_.push_back(parts);
+    folder_->add_computed(computed);
+    remaining_ -= computed;
+}
+
+// On a network file system the listing may lack what another host has just committed, but a name
+// that was never asked for is looked up where it is.
+std::vector<fs::path> ResultWriter::all_parts() const {
+    std::vector<fs::path> parts = list_parts(folder_->path());
+    for (const GroupParts& of : groups_)
+        for (int64_t number = of.first; number < of.end; ++number)
+            parts.push_back(part_path(folder_->path(), of.group, number));
+    std::sort(parts.begin(), parts.end());
+    parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
+    return parts;
 }
 
 // Reads the part in slices; neighbours in the whole are written together.
@@ -244,7 +236,7 @@ void ResultWriter::copy_part(const fs::path& path, int32_t part, const std::vect
 }
 
 ResultSummary ResultWriter::assemble(const fs::path& whole, const h5::Attributes& provenance) {
-    const std::vector<fs::path> parts = list_parts(folder_->path());
+    const std::vector<fs::path> parts = all_parts();
     Index index = index_parts(parts);
     ResultSummary summary;
     summary.by_position.resize(static_cast<size_t>(options_.layout.k), 0);

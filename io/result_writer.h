@@ -6,6 +6,7 @@
 #pragma once
 
 #include "io/generation_table.h"
+#include "io/group_writer.h"
 #include "io/h5.h"
 #include "io/records.h"
 #include "io/result_files.h"
@@ -28,7 +29,6 @@ struct ResultOptions {
     std::vector<RecordKey> records;  // those of the run, ascending: the rows of the file
     std::vector<const Ids*> ids;     // of each prompt file, by prompt_index; outlive the writer
     h5::Attributes fingerprint;      // what makes two runs the same run: run.h5
-    int group = 0;
     Locking locking = Locking::required;
     // Called before a part or the result gets its name; throws where that must not happen.
     std::function<void()> before_commit;
@@ -65,17 +65,23 @@ class ResultWriter {
 
     const std::vector<std::string>& notices() const { return notices_; }
     const ResultSummary& resumed() const { return resumed_; }  // done by earlier starts
-    int64_t restarts() const { return folder_->lock().restarts(); }
+    int64_t restarts() const { return folder_->restarts(); }
     // Records computed by all starts; more than there are where some were lost.
-    int64_t computed() const { return folder_->lock().computed(); }
+    int64_t computed() const { return folder_->computed(); }
     int64_t remaining() const { return remaining_; }  // records not done
+    // Of this start and this group.
+    int64_t computed_now() const { return own_->computed(); }
+    GroupParts parts() const { return own_->parts(); }
 
     const GenerationLayout& layout() const { return options_.layout; }
     // A finished record, in any order, each once. Error{internal} where its statistics disagree.
     void add(Generation generation);
-    void commit_if_old() { part_->commit_if_old(); }  // call now and then
-    void commit() { part_->commit(); }
+    void commit_if_old() { own_->commit_if_old(); }  // call now and then
+    void commit() { own_->commit(); }
     bool is_done(const RecordKey& key) const { return done_[row_of(key)]; }
+    const std::vector<bool>& done() const { return done_; }  // by row, those of other groups apart
+    // What another group of ranks has done in this start, all of it committed.
+    void add_group(const GroupParts& parts, int64_t computed);
 
     // Every record must be done. Writes OUT.tmp from the parts, renames it to OUT, removes
     // OUT.parts (what was set aside stays).
@@ -97,7 +103,7 @@ class ResultWriter {
     size_t row_of(const RecordKey& key) const;  // Error{internal} for a record not of the run
     void take_up_parts();
     void take_up(const std::filesystem::path& path);
-    RecordId id_of(const RecordKey& key) const;
+    std::vector<std::filesystem::path> all_parts() const;
     Index index_parts(const std::vector<std::filesystem::path>& parts) const;
     ResultSummary assemble(const std::filesystem::path& whole, const h5::Attributes& provenance);
     void copy_part(const std::filesystem::path& path, int32_t part,
@@ -106,8 +112,9 @@ class ResultWriter {
 
     ResultOptions options_;
     std::optional<RunFolder> folder_;
-    std::optional<PartWriter> part_;
-    std::vector<bool> done_;  // by row
+    std::optional<GroupWriter> own_;  // as group 0
+    std::vector<GroupParts> groups_;  // the others, once they are through
+    std::vector<bool> done_;          // by row
     int64_t remaining_ = 0;
     ResultSummary resumed_;
     std::vector<std::string> notices_;

@@ -22,7 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRunFile = "run.h5";
-constexpr const char* kLockFile = "lock";
 
 void write_run(const fs::path& path, const h5::Attributes& fingerprint) {
     fs::path unfinished = path;
@@ -69,15 +68,6 @@ std::string difference(const h5::Attributes& then, const h5::Attributes& now) {
     return text;
 }
 
-std::string name_of(const h5::Attributes& fingerprint) {
-    Digest digest;
-    for (const auto& [name, value] : fingerprint) {
-        digest.add(name);
-        digest.add(h5::describe(value));
-    }
-    return digest.hex();
-}
-
 bool is_unfinished(const std::string& name) {
     return name.ends_with(".h5.tmp") && (name.starts_with("part-") || name.starts_with(kRunFile));
 }
@@ -85,7 +75,7 @@ bool is_unfinished(const std::string& name) {
 // Whether a run made this file; one that was set aside no longer counts.
 bool is_ours(const fs::path& path) {
     const std::string name = path.filename().string();
-    return is_unfinished(name) || name == kRunFile || name == kLockFile ||
+    return is_unfinished(name) || name == kRunFile || RunLock::is_lock(name) ||
            (name.starts_with("part-") && name.ends_with(".h5"));
 }
 
@@ -118,6 +108,15 @@ void remove_files(const fs::path& folder) {
 
 }  // namespace
 
+std::string run_name(const h5::Attributes& fingerprint) {
+    Digest digest;
+    for (const auto& [name, value] : fingerprint) {
+        digest.add(name);
+        digest.add(h5::describe(value));
+    }
+    return digest.hex();
+}
+
 void check_run(const fs::path& folder, const h5::Attributes& fingerprint) {
     std::error_code error;
     if (!fs::is_directory(folder, error) || list_parts(folder).empty()) return;
@@ -135,7 +134,13 @@ void check_run(const fs::path& folder, const h5::Attributes& fingerprint) {
 }
 
 RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, Locking locking)
-    : path_(folder), run_(name_of(fingerprint)), lock_(folder, locking) {
+    : path_(folder), run_(run_name(fingerprint)), lock_(folder, locking) {
+    try {
+        by_groups_before_ = RunLock::settle_groups(path_, locking);
+    } catch (...) {  // what is there is still another's
+        lock_.withdraw();
+        throw;
+    }
     try {
         check_run(path_, fingerprint);
         remove_unfinished();
@@ -153,6 +158,8 @@ RunFolder::~RunFolder() {
 
 void RunFolder::tidy() noexcept {
     try {
+        // Parts that another host has just committed may not be listed here yet.
+        if (by_groups_ > 0) return;
         if (list_parts(path_).empty())
             remove();
         else if (lock_.computed_now() == 0)

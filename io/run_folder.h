@@ -7,6 +7,7 @@
 #include "io/h5.h"
 #include "io/run_lock.h"
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -16,6 +17,9 @@ namespace quadrille {
 // fingerprint, or of none; Error{input} where run.h5 is damaged or newer than this program. A
 // folder without parts passes. Writes nothing.
 void check_run(const std::filesystem::path& folder, const h5::Attributes& fingerprint);
+
+// Names the run in its parts.
+std::string run_name(const h5::Attributes& fingerprint);
 
 class RunFolder {
   public:
@@ -30,7 +34,11 @@ class RunFolder {
     const std::filesystem::path& path() const { return path_; }
     const std::string& run() const { return run_; }  // names the run in its parts
     RunLock& lock() { return lock_; }
-    const RunLock& lock() const { return lock_; }
+    int64_t restarts() const { return lock_.restarts(); }
+    // Records computed by all starts and all groups of ranks.
+    int64_t computed() const { return lock_.computed() + by_groups_before_ + by_groups_; }
+    // Records that other groups have computed in this start, and have committed.
+    void add_computed(int64_t records) { by_groups_ += records; }
 
     // Renames a part that cannot be used to PART.bad, or PART.bad-2 …; returns the new path.
     static std::filesystem::path set_aside(const std::filesystem::path& part);
@@ -45,6 +53,8 @@ class RunFolder {
     std::filesystem::path path_;
     std::string run_;
     RunLock lock_;
+    int64_t by_groups_before_ = 0;
+    int64_t by_groups_ = 0;
     bool removed_ = false;
 };
 

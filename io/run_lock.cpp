@@ -89,16 +89,53 @@ int64_t records_of(std::string_view line) {
     return error == std::errc{} ? records : 0;
 }
 
+constexpr const char* kName = "lock";
+
+bool is_group_lock(const std::string& name) {
+    const std::string prefix = fmt::format("{}-", kName);
+    return name.size() > prefix.size() && name.starts_with(prefix) &&
+           std::all_of(name.begin() + std::ssize(prefix), name.end(),
+                       [](char c) { return c >= '0' && c <= '9'; });
+}
+
 }  // namespace
 
-RunLock::RunLock(const fs::path& folder, Locking locking, std::chrono::milliseconds patience) {
-    acquire(folder, locking, patience);
+RunLock::RunLock(const fs::path& folder, Locking locking, std::chrono::milliseconds patience,
+                 int group) {
+    acquire(folder, locking, patience, group == 0 ? kName : fmt::format("{}-{}", kName, group));
     read_starts();
     file_->resize(at_);
     file_->write(at_, line());
 }
 
-void RunLock::acquire(const fs::path& folder, Locking locking, std::chrono::milliseconds patience) {
+int64_t RunLock::settle_groups(const fs::path& folder, Locking locking,
+                               std::chrono::milliseconds patience) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (is_group_lock(name)) names.push_back(name);
+    }
+    if (error)
+        throw Error(ErrorKind::io,
+                    fmt::format("cannot list the folder {}: {}", folder.string(), error.message()));
+    int64_t records = 0;
+    for (const std::string& name : names) {
+        RunLock lock;
+        lock.acquire(folder, locking, patience, name);
+        lock.read_starts();
+        records += lock.computed();
+    }
+    return records;
+}
+
+bool RunLock::is_lock(const std::string& name) {
+    return name == kName || is_group_lock(name);
+}
+
+void RunLock::acquire(const fs::path& folder, Locking locking, std::chrono::milliseconds patience,
+                      const std::string& name) {
     const Clock::time_point end = Clock::now() + patience;
     while (true) {
         const bool made = create_folder(folder);
@@ -107,7 +144,7 @@ void RunLock::acquire(const fs::path& folder, Locking locking, std::chrono::mill
             throw Error(ErrorKind::usage,
                         folder.string() + " is there and no folder, the parts of the run need it");
         try {
-            file_.emplace(folder / "lock", O_RDWR | O_CREAT);
+            file_.emplace(folder / name, O_RDWR | O_CREAT);
             const bool held = try_lock(*file_, locking);
             if (held && still_named(*file_)) return;
             if (!held && Clock::now() >= end)
@@ -115,7 +152,7 @@ void RunLock::acquire(const fs::path& folder, Locking locking, std::chrono::mill
                             fmt::format("{} is in use by {}", folder.string(), holder(*file_)));
         } catch (const Error& reason) {
             if (made && reason.kind() == ErrorKind::io) {  // nobody else's yet
-                fs::remove(folder / "lock", error);
+                fs::remove(folder / name, error);
                 fs::remove(folder, error);
                 throw;
             }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // OUT.parts/lock: held with flock while a run writes to OUT, so that two never do. It also counts:
 // a line for every start of the run, "host process records", records being those it computed. The
-// numbers outlive a killed process.
+// numbers outlive a killed process. Every further group of ranks holds a lock of its own, lock-G:
+// the process that leads the run may be dead while another still commits a part.
 #pragma once
 
 #include "io/files.h"
@@ -22,11 +23,18 @@ class RunLock {
     // The ranks of a run whose mpirun was killed live on for about a second.
     static constexpr std::chrono::milliseconds kPatience{5000};
 
-    // Makes `folder` if need be. Error{usage} with host and process of the run that holds the lock
-    // after `patience`, or where `folder` is none; Error{io}, and so is a file system without locks
-    // unless `locking` lets it pass.
+    // The lock of a group; that of group 0 is the run's. Makes `folder` if need be. Error{usage}
+    // with host and process of the run that holds the lock after `patience`, or where `folder` is
+    // none; Error{io}, and so is a file system without locks unless `locking` lets it pass.
     RunLock(const std::filesystem::path& folder, Locking locking,
-            std::chrono::milliseconds patience = kPatience);
+            std::chrono::milliseconds patience = kPatience, int group = 0);
+
+    // Waits until no process holds the locks of groups above 0 that earlier starts have left in
+    // `folder`; returns the records that those counted. For the holder of the run's lock. Errors
+    // as above.
+    static int64_t settle_groups(const std::filesystem::path& folder, Locking locking,
+                                 std::chrono::milliseconds patience = kPatience);
+    static bool is_lock(const std::string& name);  // of any group
 
     int64_t restarts() const { return restarts_; }                     // starts before this one
     int64_t computed() const { return computed_before_ + computed_; }  // records, by all starts
@@ -35,8 +43,9 @@ class RunLock {
     void withdraw() noexcept;  // this start has done nothing, and is forgotten
 
   private:
+    RunLock() = default;
     void acquire(const std::filesystem::path& folder, Locking locking,
-                 std::chrono::milliseconds patience);
+                 std::chrono::milliseconds patience, const std::string& name);
     void read_starts();
     std::string line() const;
 

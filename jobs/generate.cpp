@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start-up in phases that all ranks agree on (docs/design.md §8), then one loop: records in,
-// passes, generations out. The leader of a group reads and writes; its other ranks only compute.
+// Start-up in phases that all ranks agree on (docs/design.md §8), then each group of ranks for
+// itself: records in, passes, generations out. The leader of a group reads and writes, its other
+// ranks only compute; rank 0 leads the run and makes the result of all groups' parts.
 #include "jobs/generate.h"
 
 #include "drafter/dflash2.h"
 #include "drafter/draft_plan.h"
 #include "io/model_config.h"
-#include "io/result_writer.h"
-#include "io/run_folder.h"
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
-#include "io/utf8.h"
 #include "jobs/backend_choice.h"
+#include "jobs/group_board.h"
+#include "jobs/group_files.h"
+#include "jobs/group_run.h"
 #include "jobs/heartbeat.h"
-#include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
-#include "jobs/record_source.h"
 #include "jobs/stop_plan.h"
 #include "jobs/summary.h"
 #include "kernels/backend.h"
@@ -25,7 +24,6 @@
 #include "runtime/groups.h"
 #include "runtime/log.h"
 #include "runtime/position.h"
-#include "runtime/record_block.h"
 #include "runtime/target_model.h"
 #include "runtime/watchdog.h"
 
@@ -33,24 +31,36 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace quadrille {
 
 namespace {
 
-constexpr int64_t kSlice = 256;  // records a leader reads at once
-
-// What every rank must know and only the leader can find out.
-struct RunShape {
-    int64_t records = 0;
-    int64_t capacity = 0;      // tokens per slot
-    int64_t known_tokens = 0;  // ids from here on are never chosen
-    int64_t remaining = 0;     // records that no earlier start has done
-    bool stop_text = false;    // some record has stop strings
+// What a group has come to, for the leader of the run.
+struct GroupEnd {
+    GroupParts parts;
+    int64_t computed = 0;    // records
+    int64_t errors = 0;      // records; those of earlier starts count for the leader of the run
+    GroupProgress progress;  // as on the board
+    EngineStats stats;
+    Stop stop = Stop::none;
 };
+
+// The first line of `there` that `here` lacks, both as GroupFiles describes runs.
+std::string first_difference(const std::string& here, const std::string& there) {
+    for (size_t begin = 0; begin < there.size();) {
+        const size_t end = std::min(there.find('\n', begin), there.size());
+        const std::string line = there.substr(begin, end - begin);
+        if (here.find(line + "\n") == std::string::npos) return line;
+        begin = end + 1;
+    }
+    return "a field less";
+}
 
 class GenerateJob {
   public:
@@ -58,32 +68,39 @@ class GenerateJob {
     int run();
 
   private:
-    bool leads() const { return session_.rank() == 0; }
-    void start_up();
+    bool leads() const { return comm_->rank() == 0; }        // its group
+    bool leads_run() const { return session_.rank() == 0; }  // and the run
+    bool several() const { return placement_.groups > 1; }
+
+    void place();
     void watch();
+    void start_up();
     void choose_backend();
     void read_checkpoint();
     void open_files();
+    void join_groups();
+    void make_board();
     void load_model();
-    Communicator& model_comm() { return staged_comm_ ? *staged_comm_ : comm_; }
+    Communicator& model_comm() { return staged_comm_ ? *staged_comm_ : *comm_; }
     ModelLimits limits() const;
     void show_plan() const;
-
     void check_launcher() const;
-    void save();
+
     int run_steps();
-    bool refill(Engine& engine);
-    void deliver(Engine& engine);
-    void drain(Engine& engine, const std::string& reason);
-    int end(const EngineStats& stats, bool stopped);
+    void show(const GroupProgress& all, Stop stop);
+    int end(const EngineStats& stats, Stop stop);
+    std::vector<GroupEnd> gather(const EngineStats& stats, Stop stop);
     void finish(const EngineStats& stats);
-    Progress progress(const EngineStats& stats) const;
-    std::string text_of(const Generation& generation) const;
+    Progress progress(const GroupProgress& all) const;
 
     const GenerateOptions& options_;
     MpiSession& session_;
     Parent parent_;
-    Communicator& comm_;
+    Communicator& world_;
+    std::unique_ptr<Communicator> group_comm_;  // where there are several groups
+    Communicator* comm_;                        // of the group, on host memory
+    std::vector<int> group_of_rank_;
+    Placement placement_;
     Log log_;
     Heartbeat heartbeat_;
     Position position_;
@@ -99,58 +116,63 @@ class GenerateJob {
     std::optional<Checkpoint> checkpoint_;
     std::optional<DraftConfig> draft_config_;  // absent: no drafter
     std::optional<Checkpoint> draft_checkpoint_;
-    std::unique_ptr<Tokenizer> tokenizer_;  // of other ranks: for stop strings only
-    // Leader only.
-    std::optional<PromptFiles> prompt_files_;
-    std::optional<RecordSource> source_;
-    h5::Attributes fingerprint_;
-    std::optional<ResultWriter> writer_;
-    int64_t next_record_ = 0;
-    ResultSummary totals_;
-    bool saving_ = false;  // in the writer: an error that ends the job may come from there
-
+    std::optional<GroupFiles> files_;       // of leaders
+    std::unique_ptr<Tokenizer> tokenizer_;  // of other ranks, for stop strings
     std::optional<TargetModel> model_;
     std::optional<DFlash2> drafter_;
+    std::optional<GroupBoard> board_;  // where there are several groups
 };
 
 GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session, Parent parent)
     : options_(options),
       session_(session),
       parent_(parent),
-      comm_(session.world()),
+      world_(session.world()),
+      comm_(&world_),
       log_(session.rank() == 0),
       facts_{.start = utc_now(), .hosts = session.hosts(), .devices = {}, .comm = {}} {}
 
-void GenerateJob::start_up() {
-    agree(comm_, "ranks", [&] {
-        const Placement placement =
-            place_ranks(session_.hosts(), options_.tp)[static_cast<size_t>(session_.rank())];
-        if (placement.groups > 1) {
-            throw Error(ErrorKind::usage,
-                        fmt::format("--tp {}: {} ranks would form {} groups; several groups in one "
-                                    "job are not supported yet: start one job a group",
-                                    options_.tp, session_.size(), placement.groups));
-        }
-    });
-    choose_backend();
-    facts_.devices = gather_texts(comm_, backend_->device());
-    facts_.comm = model_comm().name();
-    agree(comm_, "checkpoint", [&] { read_checkpoint(); });
-    agree(comm_, "files", [&] {
-        if (leads()) open_files();
-    });
-    comm_.broadcast_host(&shape_, sizeof shape_, 0);
-    if (options_.dry_run || shape_.remaining == 0) return;
-    agree(comm_, "tokenizer", [&] {  // every rank looks for stop strings
-        if (shape_.stop_text && !leads()) tokenizer_ = make_tokenizer(options_.target);
-    });
-    agree(comm_, "weights", [&] { load_model(); });
+// Groups are told apart before anything else: the watchdog must know who waits for whom.
+void GenerateJob::place() {
+    const std::vector<Placement> all =
+        agree(world_, "ranks", [&] { return place_ranks(session_.hosts(), options_.tp); });
+    for (const Placement& placement : all) group_of_rank_.push_back(placement.group);
+    placement_ = all[static_cast<size_t>(session_.rank())];
+    if (!several()) return;
+    group_comm_ = session_.split(placement_.group, placement_.rank_in_group);
+    comm_ = group_comm_.get();
 }
 
+void GenerateJob::start_up() {
+    choose_backend();
+    facts_.devices = gather_texts(world_, backend_->device());
+    facts_.comm = model_comm().name();
+    facts_.groups = placement_.groups;
+    agree(world_, "checkpoint", [&] { read_checkpoint(); });
+    open_files();
+    if (options_.dry_run || shape_.remaining == 0) return;
+    if (several()) make_board();
+    agree(world_, "tokenizer", [&] {  // every rank looks for stop strings
+        if (shape_.stop_text && !leads()) tokenizer_ = make_tokenizer(options_.target);
+    });
+    agree(world_, "weights", [&] { load_model(); });
+}
+
+// Groups must agree in every bit, as ranks do; and where one fails, all do.
 void GenerateJob::choose_backend() {
-    BackendChoice choice = quadrille::choose_backend(options_.backend, session_, comm_, log_);
-    backend_ = std::move(choice.backend);
-    staged_comm_ = std::move(choice.staged);
+    std::string name = options_.backend;
+    if (several() && name == "auto") {
+        name = world_.max_host(gpu_count() > 0 ? 0 : 1) == 0 ? "cuda" : "cpu";
+    }
+    std::exception_ptr error;
+    try {
+        BackendChoice choice = quadrille::choose_backend(name, session_, *comm_, log_);
+        backend_ = std::move(choice.backend);
+        staged_comm_ = std::move(choice.staged);
+    } catch (const AgreedError&) {
+        error = std::current_exception();
+    }
+    agree_on(world_, "backend of all groups", error);
 }
 
 // From here on a rank that dies or falls silent ends the job with a word about it.
@@ -159,24 +181,23 @@ void GenerateJob::watch() {
         Fatal::Rank{.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
         position_, &MpiSession::abort);
     fatal_->at_end([this] {
-        prompt_files_.reset();  // its temporary files would stay
-        if (writer_ && !saving_ && !parent_.gone()) writer_->commit();
+        if (files_) files_->save_what_is_there(!parent_.gone());
     });
     if (options_.watchdog > 0) {
         watchdog_.emplace(session_, position_, *fatal_, parent_,
-                          std::chrono::seconds(options_.watchdog));
+                          std::chrono::seconds(options_.watchdog), group_of_rank_);
     }
 }
 
 void GenerateJob::read_checkpoint() {
     config_ = read_model_config(options_.target);
-    plan_shards(config_, comm_.size(), comm_.rank());
+    plan_shards(config_, comm_->size(), comm_->rank());
     checkpoint_.emplace(options_.target);
     if (options_.draft == "none") return;
     k_ = static_cast<int32_t>(options_.k);
     draft_config_ = read_draft_config(options_.draft);
     check_draft_config(*draft_config_, config_, k_);
-    plan_draft(*draft_config_, options_.draft_placement, comm_.size(), comm_.rank());
+    plan_draft(*draft_config_, options_.draft_placement, comm_->size(), comm_->rank());
     draft_checkpoint_.emplace(options_.draft);
     check_draft_tensors(*draft_config_, *draft_checkpoint_);
     if (options_.accept == AcceptRule::rejection &&
@@ -189,62 +210,64 @@ void GenerateJob::read_checkpoint() {
 }
 
 void GenerateJob::open_files() {
-    const bool with_tokenizer = has_tokenizer(options_.target) && text_supported();
-    if (with_tokenizer) tokenizer_ = make_tokenizer(options_.target);
-    prompt_files_.emplace(options_);
-    for (const std::string& notice : prompt_files_->notices()) log_.notice(notice);
-    source_.emplace(options_, prompt_files_->paths(), config_.vocab_size, tokenizer_.get());
-    for (const std::string& notice : source_->notices()) log_.notice(notice);
-    shape_.records = source_->record_count();
-    if (options_.max_context > config_.max_position_embeddings) {
-        throw Error(ErrorKind::usage,
-                    fmt::format("--max-context: expected at most {}, the model's "
-                                "max_position_embeddings, found {}",
-                                config_.max_position_embeddings, options_.max_context));
-    }
-    shape_.capacity = options_.max_context > 0 ? options_.max_context : source_->largest_total();
-    shape_.capacity = std::clamp<int64_t>(shape_.capacity, 2, config_.max_position_embeddings);
-    shape_.known_tokens = tokenizer_ ? tokenizer_->size() : config_.vocab_size;
-    shape_.stop_text = source_->has_stop_text();
-    source_->set_context(shape_.capacity);
-    if (options_.strict) {  // a prompt that fills the context counts too
-        const std::string error = source_->first_error();
-        if (!error.empty()) {
-            throw Error(ErrorKind::input, fmt::format("{} (--strict)", error));
-        }
-    }
+    const auto open = [&] {
+        files_.emplace(
+            options_,
+            GroupFiles::Model{config_, *checkpoint_,
+                              draft_checkpoint_ ? &*draft_checkpoint_ : nullptr, *backend_, k_},
+            log_, [this] { check_launcher(); });
+    };
+    agree(world_, "files", [&] {
+        if (!leads_run()) return;
+        open();
+        shape_ = files_->lead();
+        if (!options_.dry_run) heartbeat_ = Heartbeat(options_.heartbeat);
+    });
+    world_.broadcast_host(&shape_, sizeof shape_, 0);
+    if (!several()) return;
+    agree(world_, "files of groups", [&] {
+        if (!leads() || leads_run()) return;
+        open();
+        files_->follow(shape_);
+    });
+    join_groups();
+}
 
-    fingerprint_ =
-        fingerprint(options_, *checkpoint_, draft_checkpoint_ ? &*draft_checkpoint_ : nullptr,
-                    tokenizer_.get(), source_->digest(), k_, shape_.capacity, *backend_);
-    if (options_.dry_run) {
-        check_output(options_.out, options_.output_exists == OutputExists::overwrite);
-        check_run(parts_folder(options_.out), fingerprint_);
-        return;
+// Every group must see the files that the run's leader sees, wherever its host has them.
+void GenerateJob::join_groups() {
+    const std::vector<std::string> runs =
+        gather_texts(world_, files_ ? files_->description() : std::string());
+    std::vector<char> done(static_cast<size_t>(shape_.records), 0);
+    if (leads_run() && !options_.dry_run) {
+        std::ranges::copy(files_->done(), done.begin());
     }
-    ResultOptions results;
-    results.out = options_.out;
-    results.overwrite = options_.output_exists == OutputExists::overwrite;
-    results.layout.k = k_;
-    results.layout.text = tokenizer_ && !options_.no_text;
-    results.layout.logprobs = source_->largest_logprobs();
-    results.layout.origin = source_->has_origin();
-    if (results.layout.origin) results.layout.sources = source_->names();
-    results.records = source_->keys();
-    results.ids = source_->ids();
-    results.fingerprint = fingerprint_;
-    results.locking = options_.locking;
-    results.before_commit = [this] { check_launcher(); };
-    writer_.emplace(std::move(results));
-    for (const std::string& notice : writer_->notices()) log_.notice(notice);
-    totals_ = writer_->resumed();
-    shape_.remaining = writer_->remaining();
-    if (writer_->restarts() > 0) {
-        log_.notice(fmt::format("going on with {}: {} of {} records are done",
-                                parts_folder(options_.out).string(), totals_.records,
-                                shape_.records));
+    world_.broadcast_host(done.data(), std::ssize(done), 0);
+    agree(world_, "results of groups", [&] {
+        if (!files_) return;
+        const auto group = static_cast<size_t>(session_.rank());
+        if (runs[group] != runs[0]) {
+            throw Error(ErrorKind::input,
+                        fmt::format("{} sees other files than {}: {}", session_.host(),
+                                    session_.hosts()[0], first_difference(runs[0], runs[group])));
+        }
+        if (leads_run() || options_.dry_run || shape_.remaining == 0) return;
+        files_->join(placement_.group, std::vector<bool>(done.begin(), done.end()));
+    });
+}
+
+// Open MPI without UCX has no one-sided calls between hosts that a program with threads may use.
+void GenerateJob::make_board() {
+    std::exception_ptr error;
+    try {
+        board_.emplace(session_, placement_.groups);
+    } catch (const Error& reason) {
+        error = std::make_exception_ptr(
+            Error(ErrorKind::comm,
+                  fmt::format("{}: this MPI has no one-sided calls between these ranks, by which "
+                              "groups share records; start a job a group, each with --shard I/{}",
+                              reason.what(), placement_.groups)));
     }
-    heartbeat_ = Heartbeat(options_.heartbeat);
+    agree_on(world_, "counters of groups", error);
 }
 
 // Ranks outlive a killed mpirun by a second, and a new start of the run may be at work already.
@@ -282,81 +305,26 @@ void GenerateJob::load_model() {
 
 void GenerateJob::show_plan() const {
     const ModelLimits plan = limits();
-    fmt::print("{} records, {} ranks, {} slots of {} tokens, passes of up to {} rows\n",
-               shape_.records, comm_.size(), plan.slots, plan.capacity, plan.max_rows);
+    const std::string groups =
+        several() ? fmt::format(" in {} groups", placement_.groups) : std::string();
+    fmt::print("{} records, {} ranks{}, {} slots of {} tokens, passes of up to {} rows\n",
+               shape_.records, world_.size(), groups, plan.slots, plan.capacity, plan.max_rows);
 }
 
-// The next records that no earlier start has done; false: there are none.
-bool GenerateJob::refill(Engine& engine) {
-    std::vector<Prompt> prompts;
-    if (leads()) {
-        const auto open = [&](int64_t record) {
-            return record < shape_.records &&
-                   !writer_->is_done(source_->keys()[static_cast<size_t>(record)]);
-        };
-        while (next_record_ < shape_.records && !open(next_record_)) ++next_record_;
-        int64_t count = 0;
-        while (count < kSlice && open(next_record_ + count)) ++count;
-        prompts = source_->read(next_record_, count);
-        next_record_ += count;
-    }
-    prompts = broadcast_records(comm_, 0, std::move(prompts));
-    const bool more = !prompts.empty();
-    for (Prompt& prompt : prompts) engine.submit(std::move(prompt));
-    return more;
-}
-
-std::string GenerateJob::text_of(const Generation& generation) const {
-    if (generation.text_end >= 0) {  // a stop string begins there
-        std::string bytes;
-        for (const int32_t token : generation.tokens) {
-            if (!tokenizer_->is_special(token)) bytes += tokenizer_->token_bytes(token);
-        }
-        bytes.resize(static_cast<size_t>(generation.text_end));
-        return replace_broken_utf8(bytes);
-    }
-    const bool ended = generation.finish_reason == FinishReason::eos ||
-                       generation.finish_reason == FinishReason::stop;
-    const std::span<const int32_t> tokens(generation.tokens);
-    return tokenizer_->decode(tokens.first(tokens.size() - (ended ? 1 : 0)), true);
-}
-
-void GenerateJob::deliver(Engine& engine) {
-    std::vector<Generation> finished = engine.take_finished();
-    if (!leads()) return;
-    position_.aside("write");
-    saving_ = true;
-    for (Generation& generation : finished) {
-        totals_.add(generation);
-        if (writer_->layout().text) generation.text = text_of(generation);
-        writer_->add(std::move(generation));
-    }
-    writer_->commit_if_old();
-    saving_ = false;
-    log_.progress(progress(engine.stats()));
-}
-
-Progress GenerateJob::progress(const EngineStats& stats) const {
-    return {.done = totals_.records,
+Progress GenerateJob::progress(const GroupProgress& all) const {
+    const bool drafts = k_ > 0 && all.steps > 0;
+    return {.done = all.records,
             .total = shape_.records,
-            .tokens = stats.emitted,
-            .accept_length = k_ > 0 && totals_.steps > 0 ? totals_.accept_length() : 0.0};
+            .tokens = all.tokens,
+            .accept_length =
+                drafts ? 1.0 + static_cast<double>(all.accepted) / static_cast<double>(all.steps)
+                       : 0.0};
 }
 
-void GenerateJob::save() {
-    position_.aside("write");
-    saving_ = true;
-    writer_->commit();
-    saving_ = false;
-}
-
-// Saves at once: the launcher may leave its ranks no more than a second.
-void GenerateJob::drain(Engine& engine, const std::string& reason) {
-    engine.drop_queued();
-    if (!leads()) return;
-    save();
-    log_.notice(fmt::format("{}: no record is started any more, {} are still running", reason,
-                            engine.in_flight()));
+void GenerateJob::show(const GroupProgress& all, Stop stop) {
+    if (!leads_run()) return;
+    log_.progress(progress(all));
+    heartbeat_.beat(stop == Stop::none ? "running" : "draining", progress(all));
 }
 
 int GenerateJob::run_steps() {
@@ -368,67 +336,81 @@ int GenerateJob::run_steps() {
                    .eos = config_.eos_token_ids,
                    .seed = options_.seed,
                    .accept = options_.accept,
-                   .tokenizer = tokenizer_.get()});
+                   .tokenizer = leads() ? files_->tokenizer() : tokenizer_.get()});
     StopPlan plan(start_, std::chrono::seconds(options_.max_time),
                   std::chrono::seconds(options_.grace));
-    Stop stop = Stop::none;
-    bool more = true;
-    while (more || !engine.idle()) {
-        const Stop before = std::exchange(stop, plan.agree(comm_));
-        if (before == Stop::none && stop != Stop::none) {
-            drain(engine, plan.reason());
-            more = false;
-        }
-        if (stop == Stop::now) break;
-        while (more && engine.queued() < model_->limits().slots) more = refill(engine);
-        engine.step();
-        deliver(engine);
-        if (leads()) {
-            heartbeat_.beat(stop == Stop::none ? "running" : "draining", progress(engine.stats()));
-        }
-    }
-    return end(engine.stats(), stop != Stop::none);
+    GroupRun run(engine, plan, model_->limits().slots,
+                 {.comm = *comm_,
+                  .position = position_,
+                  .log = log_,
+                  .files = leads() ? &*files_ : nullptr,
+                  .board = board_ ? &*board_ : nullptr,
+                  .show = [this](const GroupProgress& all, Stop stop) { show(all, stop); }});
+    const Stop stop = run.run();
+    return end(engine.stats(), stop);
 }
 
-// Other ranks know what is computed, the leader also what earlier starts have left.
-int GenerateJob::end(const EngineStats& stats, bool stopped) {
-    int64_t left[] = {0, 0};  // records not done, records with an error
-    if (leads()) {
-        left[0] = writer_->remaining();
-        left[1] = totals_.errors;
+// Collective over all ranks: what every leader has come to, by rank; zeros for other ranks.
+std::vector<GroupEnd> GenerateJob::gather(const EngineStats& stats, Stop stop) {
+    GroupEnd own;
+    own.stop = stop;
+    if (leads() && (leads_run() || shape_.remaining > 0)) {
+        own = {.parts = files_->parts(),
+               .computed = files_->computed(),
+               .errors = files_->totals().errors,
+               .progress = progress_of(*files_, stats),
+               .stats = stats,
+               .stop = stop};
     }
-    comm_.broadcast_host(left, sizeof left, 0);
-    const bool resumable = stopped && left[0] > 0;
-    if (leads()) {
-        log_.finish(progress(stats));
+    std::vector<GroupEnd> all(static_cast<size_t>(world_.size()));
+    world_.all_gather_host(all.data(), &own, sizeof own);
+    board_.reset();  // collective: others would wait for the result here
+    return all;
+}
+
+int GenerateJob::end(const EngineStats& own_stats, Stop own_stop) {
+    Stop stop = Stop::none;
+    int64_t left = shape_.remaining;
+    int64_t errors = 0;
+    GroupProgress done;
+    EngineStats stats;
+    for (const GroupEnd& group : gather(own_stats, own_stop)) {
+        stop = std::max(stop, group.stop);
+        left -= group.computed;
+        errors += group.errors;
+        done += group.progress;
+        stats += group.stats;
+        if (leads_run() && group.parts.group > 0) files_->add_group(group.parts, group.computed);
+    }
+    const bool resumable = stop != Stop::none && left > 0;
+    if (leads_run()) {
+        log_.finish(progress(done));
+        heartbeat_.beat(resumable ? "stopped" : "assembling", progress(done));
         if (resumable) {
-            save();
-            heartbeat_.beat("stopped", progress(stats));
             log_.notice(fmt::format("stopped with {} of {} records done; the same command goes on",
-                                    totals_.records, shape_.records));
+                                    done.records, shape_.records));
         } else {
             finish(stats);
+            heartbeat_.beat("done", progress(done));
         }
     }
     if (resumable) return kResumable;
-    return options_.fail_on_error && left[1] > 0 ? 1 : 0;
+    return options_.fail_on_error && errors > 0 ? 1 : 0;
 }
 
 void GenerateJob::finish(const EngineStats& stats) {
     position_.aside("assemble");
-    heartbeat_.beat("assembling", progress(stats));
-    facts_.restarts = writer_->restarts();
-    facts_.records_computed = writer_->computed();
-    saving_ = true;
-    const ResultSummary totals = writer_->finish(provenance(options_, fingerprint_, facts_));
-    saving_ = false;
-    heartbeat_.beat("done", progress(stats));
+    const ResultSummary totals = files_->finish(facts_);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    fmt::print("{}", summary_table(totals, writer_->resumed(), stats, k_, seconds, options_.out));
+    fmt::print("{}", summary_table(
+                         totals, files_->resumed(),
+                         {.stats = stats, .groups = placement_.groups, .k = k_, .seconds = seconds},
+                         options_.out));
 }
 
 int GenerateJob::run() {
+    place();
     if (!options_.dry_run) watch();
     try {
         start_up();
@@ -439,10 +421,10 @@ int GenerateJob::run() {
         throw;
     }
     if (options_.dry_run) {
-        if (leads()) show_plan();
+        if (leads_run()) show_plan();
         return 0;
     }
-    return fatal_->guard([&] { return shape_.remaining == 0 ? end({}, false) : run_steps(); });
+    return fatal_->guard([&] { return shape_.remaining == 0 ? end({}, Stop::none) : run_steps(); });
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ void add_flags(CLI::App& app, GenerateOptions& options) {
     number("--max-batched-tokens", options.max_batched_tokens, kTokenGrid, kMaxTokens,
            "prefill rows (or MAX_NUM_BATCHED_TOKENS) [7168]")
         ->group(running);
-    number("--tp", options.tp, 1, kAny, "ranks that share one model: 1, 2 or 4 [all]")
+    number("--tp", options.tp, 1, kAny, "ranks that share one model; more form groups [all]")
         ->group(running);
     app.add_option("--backend", options.backend, "auto, cpu, cuda or check [auto]")
         ->check(one_of({"auto", "cpu", "cuda", "check"}))

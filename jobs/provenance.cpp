@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/provenance.h"
 
+#include "kernels/exl3.h"
 #include "runtime/mpi.h"
 
 #include <fmt/chrono.h>
@@ -52,6 +53,7 @@ h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& che
     fields["context"] = context;
     fields["limit"] = options.limit;
     fields["backend"] = backend.name();
+    fields["decoded_form"] = std::string(exl3::kDecodedForm);
     fields["text"] = int64_t{tokenizer != nullptr && !options.no_text ? 1 : 0};
     return fields;
 }
@@ -67,6 +69,7 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["hosts"] = facts.hosts;
     fields["devices"] = facts.devices;
     fields["ranks"] = std::ssize(facts.hosts);
+    fields["groups"] = facts.groups;
     fields["comm"] = facts.comm;
     fields["target"] = options.target;
     fields["draft"] = options.draft;

@@ -30,6 +30,7 @@ struct RunFacts {
     std::vector<std::string> hosts;    // of each rank
     std::vector<std::string> devices;  // of each rank
     std::string comm;                  // name of the communicator
+    int64_t groups = 1;                // of ranks
     int64_t restarts = 0;
     int64_t records_computed = 0;
 };

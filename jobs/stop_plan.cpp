@@ -22,8 +22,9 @@ Stop StopPlan::wish(Clock::time_point now) const {
     return std::max(signals_.wish(), out_of_time ? Stop::drain : Stop::none);
 }
 
-Stop StopPlan::agree(Communicator& comm, Clock::time_point now) {
-    const auto asked = static_cast<Stop>(comm.max_host(static_cast<int64_t>(wish(now))));
+Stop StopPlan::agree(Communicator& comm, Stop heard, Clock::time_point now) {
+    const Stop own = std::max(wish(now), heard);
+    const auto asked = static_cast<Stop>(comm.max_host(static_cast<int64_t>(own)));
     if (agreed_ == Stop::none && asked != Stop::none) {
         out_of_time_ = signals_.wish() == Stop::none && drain_at_ && now >= *drain_at_;
         end_at_ = end_at_ ? std::min(*end_at_, now + grace_) : now + grace_;

@@ -21,8 +21,9 @@ class StopPlan {
     // at most. Signals count while this lives.
     StopPlan(Clock::time_point start, std::chrono::seconds max_time, std::chrono::seconds grace);
 
-    // Collective, once a step; the same answer on all ranks: none, then drain, then now.
-    Stop agree(Communicator& comm, Clock::time_point now = Clock::now());
+    // Collective, once a step; the same answer on all ranks: none, then drain, then now. `heard`:
+    // what ranks beyond `comm` wish, as far as this rank knows.
+    Stop agree(Communicator& comm, Stop heard = Stop::none, Clock::time_point now = Clock::now());
 
     // Why, as far as this rank knows: "signal 15 (Terminated)".
     std::string reason() const;

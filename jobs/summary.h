@@ -10,10 +10,16 @@
 
 namespace quadrille {
 
-// Several lines, ready to print. `totals`: of the whole file; `earlier`: of starts before this one;
-// `stats` and `seconds`: of this start; `k`: 0 without a drafter.
+// Of this start.
+struct StartSummary {
+    EngineStats stats;  // the sum over groups
+    int groups = 1;
+    int32_t k = 0;  // 0 without a drafter
+    double seconds = 0;
+};
+
+// Several lines, ready to print. `totals`: of the whole file; `earlier`: of starts before this one.
 std::string summary_table(const ResultSummary& totals, const ResultSummary& earlier,
-                          const EngineStats& stats, int32_t k, double seconds,
-                          const std::string& out);
+                          const StartSummary& start, const std::string& out);
 
 }  // namespace quadrille

@@ -70,6 +70,9 @@ QUADRILLE_HOST_DEVICE constexpr uint32_t mul1_byte_sum(uint32_t state) {
 inline constexpr float kMul1Scale = 0.00676727294921875f;  // fp16 0x1EEE
 inline constexpr float kMul1Bias = -10.3828125f;           // fp16 0xC931
 
+// The one value a decoded weight has on every backend; results depend on it.
+inline constexpr const char* kDecodedForm = "fp16";
+
 // Weight of a state, rounded to fp16 as the reference decodes it. The products and sums below are
 // exact in fp32 (11 + 11 significant bits), so the single rounding is the one to fp16.
 constexpr F16 decode(Codebook codebook, uint32_t state) {

@@ -44,6 +44,21 @@ int32_t batch_rows(const TargetModel& model) {
 
 }  // namespace
 
+EngineStats& EngineStats::operator+=(const EngineStats& other) {
+    steps += other.steps;
+    prefill_tokens += other.prefill_tokens;
+    decode_steps += other.decode_steps;
+    decode_records += other.decode_records;
+    emitted += other.emitted;
+    prefill_seconds += other.prefill_seconds;
+    decode_seconds += other.decode_seconds;
+    draft_seconds += other.draft_seconds;
+    verify_seconds += other.verify_seconds;
+    accept_seconds += other.accept_seconds;
+    context_seconds += other.context_seconds;
+    return *this;
+}
+
 Engine::Engine(Backend& backend, Communicator& comm, Position& position, TargetModel& model,
                Drafter* drafter, const EngineOptions& options)
     : backend_(backend),

@@ -53,6 +53,8 @@ struct EngineStats {
     double verify_seconds = 0;   // the target's forward
     double accept_seconds = 0;   // choice of tokens, acceptance
     double context_seconds = 0;  // rows appended to the drafter's context
+
+    EngineStats& operator+=(const EngineStats& other);
 };
 
 class Engine {

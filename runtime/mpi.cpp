@@ -178,33 +178,39 @@ void MpiSession::abort(int code) noexcept {
 
 // ---- counter ------------------------------------------------------------------------------------
 
-SharedCounter::SharedCounter(const MpiComm& comm) {
+SharedCounters::SharedCounters(const MpiComm& comm, int count) : count_(count) {
     int64_t* number = nullptr;
-    const MPI_Aint bytes = comm.rank() == 0 ? MPI_Aint{sizeof(int64_t)} : MPI_Aint{0};
+    const MPI_Aint bytes = comm.rank() == 0 ? MPI_Aint{sizeof(int64_t)} * count : MPI_Aint{0};
     MPI_CHECK(
         MPI_Win_allocate(bytes, sizeof(int64_t), MPI_INFO_NULL, comm.get(), &number, &window_));
     MPI_CHECK(MPI_Win_set_errhandler(window_, MPI_ERRORS_RETURN));
     MPI_CHECK(MPI_Win_lock_all(MPI_MODE_NOCHECK, window_));
     if (comm.rank() == 0) {
-        const int64_t zero = 0;
-        int64_t before = 0;
-        MPI_CHECK(MPI_Fetch_and_op(&zero, &before, MPI_INT64_T, 0, 0, MPI_REPLACE, window_));
-        MPI_CHECK(MPI_Win_flush(0, window_));
+        for (int counter = 0; counter < count_; ++counter) fetch(0, counter, MPI_REPLACE);
     }
     MPI_CHECK(MPI_Barrier(comm.get()));
 }
 
-SharedCounter::~SharedCounter() {
+SharedCounters::~SharedCounters() {
     if (std::uncaught_exceptions() > 0) return;
     MPI_Win_unlock_all(window_);
     MPI_Win_free(&window_);
 }
 
-int64_t SharedCounter::fetch_add(int64_t amount) {
+int64_t SharedCounters::fetch(int64_t value, int counter, MPI_Op op) {
+    require(counter >= 0 && counter < count_, "a counter that there is");
     int64_t before = 0;
-    MPI_CHECK(MPI_Fetch_and_op(&amount, &before, MPI_INT64_T, 0, 0, MPI_SUM, window_));
+    MPI_CHECK(MPI_Fetch_and_op(&value, &before, MPI_INT64_T, 0, counter, op, window_));
     MPI_CHECK(MPI_Win_flush(0, window_));
     return before;
+}
+
+int64_t SharedCounters::fetch_add(int64_t amount, int counter) {
+    return fetch(amount, counter, MPI_SUM);
+}
+
+int64_t SharedCounters::fetch_max(int64_t value, int counter) {
+    return fetch(value, counter, MPI_MAX);
 }
 
 // ---- mailbox ------------------------------------------------------------------------------------

@@ -89,20 +89,26 @@ class MpiSession {
     int exceptions_at_start_ = 0;
 };
 
-// A number shared by the ranks of a communicator, for handing out records. Making and destroying
-// it is collective; fetch_add is not, and needs no help from the rank that holds the number.
-class SharedCounter {
+// Numbers shared by the ranks of a communicator, 0 at first, for handing out records. Making and
+// destroying them is collective; using them is not, and needs no help from the rank that holds
+// them.
+class SharedCounters {
   public:
-    explicit SharedCounter(const MpiComm& comm);
-    ~SharedCounter();
-    SharedCounter(const SharedCounter&) = delete;
-    SharedCounter& operator=(const SharedCounter&) = delete;
+    explicit SharedCounters(const MpiComm& comm, int count = 1);
+    ~SharedCounters();
+    SharedCounters(const SharedCounters&) = delete;
+    SharedCounters& operator=(const SharedCounters&) = delete;
 
     // Adds and returns the number before.
-    int64_t fetch_add(int64_t amount);
+    int64_t fetch_add(int64_t amount, int counter = 0);
+    // Raises it to `value` where that is more, and returns the number before.
+    int64_t fetch_max(int64_t value, int counter = 0);
 
   private:
+    int64_t fetch(int64_t value, int counter, MPI_Op op);
+
     MPI_Win window_ = MPI_WIN_NULL;
+    int count_;
 };
 
 // Small messages of one size between any two ranks, without waiting: for a thread that must never

@@ -27,9 +27,10 @@ constexpr auto kTurn = 2s;
 }  // namespace
 
 Watchdog::Watchdog(const MpiSession& session, const Position& position, Fatal& fatal, Parent parent,
-                   std::chrono::seconds limit)
+                   std::chrono::seconds limit, std::vector<int> group_of_rank)
     : mailbox_(session.duplicate(), sizeof(Message)),
       hosts_(session.hosts()),
+      groups_(std::move(group_of_rank)),
       position_(position),
       fatal_(fatal),
       parent_(parent),
@@ -37,6 +38,8 @@ Watchdog::Watchdog(const MpiSession& session, const Position& position, Fatal& f
       peers_(static_cast<size_t>(session.size())),
       told_good_bye_(static_cast<size_t>(session.size()), false) {
     require(limit >= 4s, "a watchdog with a limit of at least 4 s");
+    if (groups_.empty()) groups_.resize(peers_.size(), 0);
+    require(groups_.size() == peers_.size(), "a group of every rank");
     for (Peer& peer : peers_) peer.heard = peer.moved = Clock::now();
     peers_[static_cast<size_t>(mailbox_.rank())].left = true;
     thread_ = std::thread([this] { run(); });
@@ -134,16 +137,30 @@ void Watchdog::judge(Clock::time_point now) {
             report(static_cast<int>(rank), "has been silent", now - peers_[rank].heard);
         }
     }
-    // All are there, nobody moves: they wait for the one that is behind. Before the first step, and
-    // once some have left, there is nothing to compare; and a rank alone keeps nobody waiting.
-    const bool running = std::ranges::all_of(
-        peers_, [&](const Peer& peer) { return peer.last.step >= 0 && peer.last.leaving == 0; });
-    const bool still = std::ranges::all_of(
-        peers_, [&](const Peer& peer) { return now - peer.moved > patience_ + turn; });
-    if (peers_.size() == 1 || !running || !still || leaving_.load()) return;
-    const auto behind = std::ranges::min_element(
-        peers_, {}, [](const Peer& peer) { return std::tuple(peer.last.step, peer.last.marks); });
-    report(static_cast<int>(behind - peers_.begin()), "has not moved", now - behind->moved);
+    // Once some have left there is nothing to compare; and a rank alone keeps nobody waiting.
+    const bool ending = leaving_.load() || std::ranges::any_of(peers_, [](const Peer& peer) {
+                            return peer.last.leaving != 0;
+                        });
+    if (peers_.size() == 1 || ending) return;
+    for (int group = 0; group <= std::ranges::max(groups_); ++group) judge_group(group, now, turn);
+}
+
+// All of a group are there, nobody moves: they wait for the one that is behind. Before the first
+// step there is nothing to compare.
+void Watchdog::judge_group(int group, Clock::time_point now, Clock::duration turn) {
+    std::vector<size_t> members;
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (groups_[rank] == group) members.push_back(rank);
+    }
+    const bool stuck = std::ranges::all_of(members, [&](size_t rank) {
+        const Peer& peer = peers_[rank];
+        return peer.last.step >= 0 && now - peer.moved > patience_ + turn;
+    });
+    if (!stuck || members.empty()) return;
+    const size_t behind = *std::ranges::min_element(members, {}, [&](size_t rank) {
+        return std::tuple(peers_[rank].last.step, peers_[rank].last.marks);
+    });
+    report(static_cast<int>(behind), "has not moved", now - peers_[behind].moved);
 }
 
 void Watchdog::report(int rank, const std::string& what, Clock::duration time) {

@@ -25,9 +25,10 @@ class Watchdog {
 
     // Collective over all ranks. The job ends within `limit` of a rank's last sign of life (three
     // quarters of it are waited for, at least 4 s are needed to tell a pause from an end). No op
-    // may take longer. `position` and `fatal` outlive this.
+    // may take longer. Ranks of a group (a number for each rank; {}: all are one) wait for each
+    // other, groups do not. `position` and `fatal` outlive this.
     Watchdog(const MpiSession& session, const Position& position, Fatal& fatal, Parent parent,
-             std::chrono::seconds limit);
+             std::chrono::seconds limit, std::vector<int> group_of_rank = {});
     // Says good-bye and waits for that of the others, still watching them.
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
@@ -54,12 +55,14 @@ class Watchdog {
     // True when everybody has our last message.
     bool tell(bool leaving);
     void judge(Clock::time_point now);
+    void judge_group(int group, Clock::time_point now, Clock::duration turn);
     bool all_left() const;
     // Ends the job because of that rank; `what` is said of it.
     [[noreturn]] void report(int rank, const std::string& what, Clock::duration time);
 
     Mailbox mailbox_;
     std::vector<std::string> hosts_;
+    std::vector<int> groups_;  // of every rank
     const Position& position_;
     Fatal& fatal_;
     Parent parent_;

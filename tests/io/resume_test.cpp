@@ -347,6 +347,85 @@ TEST_F(ResumeTest, CommitsNothingThatMayNotBe) {
     expect_whole(2);
 }
 
+// Groups of ranks have locks, counts and parts of their own; the run's leader makes one result.
+TEST_F(ResumeTest, MakesOneResultOfSeveralGroups) {
+    GroupParts parts_of_other;
+    {
+        ResultWriter writer(options());
+        RunLock lock(parts(), Locking::required, 0ms, 1);
+        GroupWriter other({.folder = parts(),
+                           .group = 1,
+                           .layout = options().layout,
+                           .run = run_name(options().fingerprint),
+                           .ids = {},
+                           .before_commit = {}},
+                          lock);
+        for (const int64_t i : {1, 4}) other.add(make_generation(i, 3 + i, 2));
+        other.commit();
+        other.add(make_generation(2, 5, 2));  // held back, and lost
+        writer.add(make_generation(0, 3, 2));
+        writer.commit();
+    }
+    // Another number of groups, and the first of them does nothing.
+    {
+        ResultWriter writer(options());
+        EXPECT_EQ(writer.restarts(), 1);
+        EXPECT_EQ(writer.computed(), 4);
+        EXPECT_EQ(writer.remaining(), 3);
+        RunLock lock(parts(), Locking::required, 0ms, 2);
+        GroupWriter other({.folder = parts(),
+                           .group = 2,
+                           .layout = options().layout,
+                           .run = run_name(options().fingerprint),
+                           .ids = {},
+                           .before_commit = {}},
+                          lock);
+        other.add(make_generation(2, 5, 2));
+        other.commit();
+        EXPECT_EQ(other.parts().first, 0);
+        EXPECT_EQ(other.parts().end, 1);
+        EXPECT_EQ(other.computed(), 1);
+        writer.add_group(other.parts(), other.computed());
+        EXPECT_EQ(writer.remaining(), 2);
+        EXPECT_EQ(writer.computed(), 5);
+    }
+    ResultWriter writer(options());
+    EXPECT_EQ(writer.restarts(), 2);  // a start in which only another group did something is one
+    EXPECT_EQ(writer.computed(), 5);
+    complete(writer);
+    EXPECT_EQ(writer.computed(), 7);
+    expect_whole();
+    EXPECT_FALSE(fs::exists(parts()));
+}
+
+// A part that a group says it has committed, but that is nowhere.
+TEST_F(ResumeTest, NamesWhatAGroupHasLost) {
+    ResultWriter writer(options(2));
+    writer.add(make_generation(0, 3, 2));
+    writer.add_group({.group = 1, .first = 3, .end = 4}, 1);
+    expect_error(ErrorKind::io, {"part-1-000003.h5"}, [&] { writer.finish({}); });
+    EXPECT_FALSE(fs::exists(out_));
+}
+
+TEST_F(ResumeTest, WaitsForTheGroupsOfAnEarlierStart) {
+    start({{0}});
+    const RunLock other(parts(), Locking::required, 0ms, 1);
+    const auto expect_turned_away = [&](int group) {
+        expect_error(
+            ErrorKind::usage,
+            {"generations.h5.parts is in use by process " + std::to_string(::getpid()) + " on"},
+            [&] { RunLock(parts(), Locking::required, 0ms, group); });
+    };
+    expect_turned_away(1);
+    { const RunLock apart(parts(), Locking::required, 0ms, 2); }
+    expect_error(ErrorKind::usage, {"generations.h5.parts is in use by process"},
+                 [&] { RunLock::settle_groups(parts(), Locking::required, 100ms); });
+    EXPECT_EQ(RunLock::settle_groups(parts(), Locking::off, 0ms), 0);
+    fs::remove(part(0));
+    expect_error(ErrorKind::usage, {"is in use by process"}, [&] { ResultWriter{options()}; });
+    EXPECT_TRUE(fs::exists(parts() / "lock-1"));  // the folder is still the other's
+}
+
 TEST_F(ResumeTest, NamesWhatIsGone) {
     ResultWriter writer(options(2));
     writer.add(make_generation(0, 3, 2));

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of the program for resume_test.py: started, watched, ended in the middle, compared."""
 import concurrent.futures
+import ctypes
 import json
 import os
 import random
@@ -25,6 +26,12 @@ def alive(pid):
             return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def adopt_orphans():
+    """A stopped process whose parent dies is ended by SIGHUP, unless its next parent is of the same session."""
+    set_child_subreaper = 36
+    expect(ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0) == 0, "prctl failed")
 
 
 def wait_until(condition, what, seconds=PATIENCE, pause=0.01):
@@ -94,12 +101,20 @@ class Run:
         return found
 
     def computed(self):
-        """Records computed by all starts, as OUT.parts/lock tells."""
+        """Records computed by all starts, as the locks of all groups in OUT.parts tell."""
         try:
-            with open(self.out + ".parts/lock", encoding="utf-8") as lock:
-                return sum(int(line.split()[2]) for line in lock.read().splitlines())
+            total = 0
+            for name in os.listdir(self.out + ".parts"):
+                if name == "lock" or name.startswith("lock-"):
+                    with open(os.path.join(self.out + ".parts", name), encoding="utf-8") as lock:
+                        total += sum(int(line.split()[2]) for line in lock.read().splitlines())
+            return total
         except (OSError, IndexError, ValueError):
             return 0
+
+    def wait_until_running(self):
+        wait_until(lambda: os.path.exists(self.out + ".parts/run.h5") or self.ended(), "the run starts")
+        time.sleep(0.5)
 
     def wait_computed(self, records):
         wait_until(lambda: self.computed() >= records or self.ended(), f"{records} records")

@@ -5,6 +5,7 @@
 #include "kernels/backend.h"
 #include "kernels/check.h"
 #include "tests/runtime/mpi_main.h"
+#include "tests/support/expect_error.h"
 
 #include <gtest/gtest.h>
 
@@ -179,10 +180,10 @@ TEST(MpiSession, ErrorsOfMpiAreOurErrors) {
     }
 }
 
-TEST(SharedCounter, GivesEachNumberOnce) {
+TEST(SharedCounters, GivesEachNumberOnce) {
     const MpiComm comm = test::session().duplicate();
     constexpr int64_t kTurns = 200;
-    SharedCounter counter(comm);
+    SharedCounters counter(comm);
     std::vector<int64_t> mine;
     for (int64_t turn = 0; turn < kTurns; ++turn) mine.push_back(counter.fetch_add(1));
     EXPECT_TRUE(std::ranges::is_sorted(mine));
@@ -193,14 +194,27 @@ TEST(SharedCounter, GivesEachNumberOnce) {
     for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<int64_t>(i));
 }
 
-TEST(SharedCounter, AdvancesByAnyAmount) {
+TEST(SharedCounters, AdvancesByAnyAmount) {
     const MpiComm comm = test::session().duplicate();
-    SharedCounter counter(comm);
+    SharedCounters counter(comm);
     if (comm.rank() == comm.size() - 1) {
         EXPECT_EQ(counter.fetch_add(1000), 0);
         EXPECT_EQ(counter.fetch_add(int64_t{1} << 40), 1000);
         EXPECT_EQ(counter.fetch_add(0), (int64_t{1} << 40) + 1000);
     }
+}
+
+TEST(SharedCounters, AreApartAndKnowTheLargest) {
+    const MpiComm comm = test::session().duplicate();
+    SharedCounters counters(comm, 3);
+    counters.fetch_max(10 * comm.rank(), 1);
+    counters.fetch_add(2, 2);
+    test::session().world().barrier();
+    EXPECT_EQ(counters.fetch_add(0, 0), 0);
+    EXPECT_EQ(counters.fetch_max(0, 1), 10 * (comm.size() - 1));
+    EXPECT_EQ(counters.fetch_add(0, 2), 2 * comm.size());
+    test::expect_error(ErrorKind::internal, {"a counter that there is"},
+                       [&] { counters.fetch_add(1, 3); });
 }
 
 }  // namespace

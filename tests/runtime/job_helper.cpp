@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job that steps until it is told to end, for job_test.py: each rank prints its pid, then all
 // meet at every step. job_helper WAY LIMIT: run (until a signal), stuck (the last rank hangs
-// outside MPI at step 20), early (ranks but 0 end at once, rank 0 works on for LIMIT + 2 s).
+// outside MPI at step 20), stuck-group (so, but only the upper half of the ranks waits for it, and
+// the others go on), early (ranks but 0 end at once, rank 0 works on for LIMIT + 2 s).
 #include "kernels/check.h"
 #include "runtime/fatal.h"
 #include "runtime/mpi.h"
@@ -13,9 +14,11 @@
 
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 namespace {
 
@@ -24,17 +27,21 @@ using namespace std::chrono_literals;
 
 constexpr int kDrained = 75;
 
-int run(MpiSession& session, Position& position, const StopSignals& signals,
+int group_of(const MpiSession& session, int rank) {
+    return rank >= session.size() / 2 ? 1 : 0;
+}
+
+int run(MpiSession& session, Communicator& comm, Position& position, const StopSignals& signals,
         const std::string& way) {
     int64_t drain_steps = 0;
     for (int64_t step = 0;; ++step) {
         position.enter(step, "meet");
-        const Stop stop = signals.agreed(session.world());
+        const Stop stop = signals.agreed(comm);
         if (step == 0) fmt::print("rank {} pid {}\n", session.rank(), getpid());
         std::fflush(stdout);
         position.layer(2);
         position.op("work");
-        if (way == "stuck" && step == 20 && session.rank() == session.size() - 1) {
+        if (way.starts_with("stuck") && step == 20 && session.rank() == session.size() - 1) {
             std::this_thread::sleep_for(1h);
         }
         std::this_thread::sleep_for(10ms);
@@ -60,9 +67,17 @@ int main(int, char** argv) {
     MpiSession session;
     Position position;
     Fatal fatal({session.rank(), session.size(), session.host()}, position, &MpiSession::abort);
-    const Watchdog watchdog(session, position, fatal, parent, limit);
+    const bool apart = way == "stuck-group";
+    std::unique_ptr<Communicator> half;
+    std::vector<int> groups;
+    if (apart) {
+        half = session.split(group_of(session, session.rank()), session.rank());
+        for (int rank = 0; rank < session.size(); ++rank) groups.push_back(group_of(session, rank));
+    }
+    const Watchdog watchdog(session, position, fatal, parent, limit, groups);
     return fatal.guard([&] {
-        if (way != "early") return run(session, position, signals, way);
+        if (way != "early")
+            return run(session, apart ? *half : session.world(), position, signals, way);
         position.enter(0, "end");
         if (session.rank() == 0) std::this_thread::sleep_for(limit + 2s);
         return 0;

@@ -120,6 +120,15 @@ def a_stuck_rank_is_named():
     expect(seconds < LIMIT + SLACK, f"took {seconds:.1f} s, the limit is {LIMIT} s")
 
 
+def a_stuck_group_is_named_while_others_move():
+    job = Job("stuck-group")
+    code, seconds = job.wait()
+    expect(code == 6, f"exit code {code}, expected 6")
+    expect_one_line(job, r"comm error: rank 3 \(\S+\) has not moved for \d+ s, "
+                         r"last seen at step 20, layer 2, op work ")
+    expect(seconds < LIMIT + SLACK, f"took {seconds:.1f} s, the limit is {LIMIT} s")
+
+
 def a_suspended_job_goes_on():
     job = Job("run")
     pids = job.pids()
@@ -164,6 +173,7 @@ def ranks_of_a_killed_mpirun_end():
 def main():
     cases = [a_signal_to_mpirun_drains_all, a_signal_to_one_rank_drains_all, a_second_signal_stops,
              a_stopped_rank_is_named, the_lowest_live_rank_reports_rank_zero, a_stuck_rank_is_named,
+             a_stuck_group_is_named_while_others_move,
              a_suspended_job_goes_on, ranks_that_are_done_wait_in_peace, ranks_of_a_killed_mpirun_end]
     good = True
     print(f"1..{len(cases)}")

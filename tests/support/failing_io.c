@@ -6,6 +6,7 @@
 //   FAILING_IO_OPS     letters of the calls that count: w write, t truncate, s sync, r rename,
 //                      c close of a file open for writing; default these. l lock
 //   FAILING_IO_ERRNO   ENOSPC (default), EIO or ENOLCK
+//   FAILING_IO_RANK    only calls of this rank of an Open MPI job count; unset: all do
 //   FAILING_IO_STICKY  1: every counted call from the k-th on fails, as a disk that stays full
 //   FAILING_IO_LOG     a file outside the folder that gets a line "letter path" for each counted
 //   call
@@ -48,6 +49,9 @@ static void log_call(char op, const char* path) {
 static int fails(char op, const char* path) {
     const char* folder = getenv("FAILING_IO_FOLDER");
     const char* ops = getenv("FAILING_IO_OPS");
+    const char* rank = getenv("FAILING_IO_RANK");
+    const char* own = getenv("OMPI_COMM_WORLD_RANK");
+    if (rank != NULL && (own == NULL || strcmp(rank, own) != 0)) return 0;
     if (folder == NULL || *folder == '\0' || !is_below(path, folder)) return 0;
     if (strchr(ops == NULL ? "wtsrc" : ops, op) == NULL) return 0;
     const long call = atomic_fetch_add(&calls, 1) + 1;

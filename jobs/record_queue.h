@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which records a group of ranks runs next: those that no earlier start has done, in order, a few
+// at a time. Groups that share a counter share the records, each of which goes to one of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace quadrille {
+
+class RecordQueue {
+  public:
+    struct Slice {
+        int64_t first = 0;  // record
+        int64_t count = 0;  // 0: there are none left
+    };
+    // Counts `records` more as handed out and returns how many were before.
+    using Take = std::function<int64_t(int64_t records)>;
+
+    // `done`: of every record; `at_once`: records handed out at a time, at most; `take`: of a
+    // counter that all groups share; {}: there is one group.
+    RecordQueue(const std::vector<bool>& done, int64_t at_once, Take take = {});
+
+    // Neighbouring records.
+    Slice next();
+
+  private:
+    // Neighbouring records that are not done, and how many such there are before them.
+    struct Run {
+        int64_t first = 0;
+        int64_t before = 0;
+    };
+
+    std::vector<Run> runs_;
+    int64_t open_ = 0;  // records that are not done
+    int64_t at_once_;
+    Take take_;
+    // Ours, not yet told by next(): counted over the open records.
+    int64_t begin_ = 0;
+    int64_t end_ = 0;
+};
+
+}  // namespace quadrille
