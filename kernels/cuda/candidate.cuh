@@ -20,7 +20,7 @@ struct Candidate {
     }
 };
 
-__device__ Candidate warp_best(Candidate mine) {
+__device__ inline Candidate warp_best(Candidate mine) {
 #pragma unroll
     for (int stride = 16; stride > 0; stride /= 2) {
         const Candidate other = {__shfl_xor_sync(0xffffffffu, mine.value, stride),
