@@ -125,8 +125,8 @@ class CudaBackend final : public Backend {
     void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);
     void native_product(const ProductOut& out, View<const float> in, const Matrix& weight);
     void native_tree(const ProductOut& out, View<const float> in, const Matrix& weight);
-    void launch_exl3(const Exl3Plan& plan, Exl3Product args, int32_t bits, bool mul1, int64_t tiles,
-                     int32_t members);
+    void launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
+                     int32_t column_blocks, int64_t tiles, int32_t members);
 
     void moe_rows(const MoePass& pass);
     void moe_hidden(const MoePass& pass);

@@ -35,6 +35,13 @@ Kind kind_of(const Matrix& w) {
     return {false, 0, false, w.dtype};
 }
 
+// The shape of w with the bits and codebook of a kind.
+Matrix of_kind(Matrix w, const Kind& kind) {
+    w.bits = kind.bits;
+    w.codebook = kind.mul1 ? Codebook::mul1 : Codebook::mcg;
+    return w;
+}
+
 const Matrix& member_of(const Mlp& mlp, int32_t member) {
     return member == 0 ? mlp.gate : member == 1 ? mlp.up : mlp.down;
 }
@@ -161,9 +168,9 @@ void CudaBackend::moe_hidden(const MoePass& pass) {
         const Member& shape = member == 0 ? pass.gate : pass.up;
         for (const Kind& kind : shape.kinds) {
             if (kind.exl3) {
-                Exl3Plan plan = plan_exl3_experts(shape.widest, pass.pairs(), pass.experts.count,
-                                                  members, processors_);
-                plan = with_groups(plan, shape.widest, pass.tile_rows / 8);
+                const Matrix like = of_kind(shape.widest, kind);
+                const Exl3Plan plan = plan_exl3_experts(like, pass.pairs(), pass.experts.count,
+                                                        members, processors_, pass.tile_rows / 8);
                 Exl3Product args;
                 args.table = pass.experts.experts;
                 args.member = member;
@@ -174,9 +181,8 @@ void CudaBackend::moe_hidden(const MoePass& pass) {
                 args.rotated_tiles = k_padded / exl3::kTile;
                 args.out = out;
                 args.out.data += member * out.member_stride;
-                args.units = units_of(plan.mode, shape.widest);
-                args.column_blocks = static_cast<int32_t>(shape.n_padded / exl3::kBlock);
-                launch_exl3(plan, args, kind.bits, kind.mul1, grouping.most_tiles, members);
+                launch_exl3(plan, args, like, static_cast<int32_t>(shape.n_padded / exl3::kBlock),
+                            grouping.most_tiles, members);
                 continue;
             }
             NativeProduct args;
@@ -213,9 +219,9 @@ void CudaBackend::moe_down(const MoePass& pass, int64_t first_column, int64_t co
                             .by_segment = true};
     for (const Kind& kind : pass.down.kinds) {
         if (kind.exl3) {
-            Exl3Plan plan = plan_exl3_experts(pass.down.widest, pass.pairs(), pass.experts.count, 1,
-                                              processors_);
-            plan = with_groups(plan, pass.down.widest, pass.tile_rows / 8);
+            const Matrix like = of_kind(pass.down.widest, kind);
+            const Exl3Plan plan = plan_exl3_experts(like, pass.pairs(), pass.experts.count, 1,
+                                                    processors_, pass.tile_rows / 8);
             Exl3Product args;
             args.table = pass.experts.experts;
             args.member = 2;
@@ -225,10 +231,9 @@ void CudaBackend::moe_down(const MoePass& pass, int64_t first_column, int64_t co
             args.rotated = pass.rotated;
             args.rotated_tiles = pass.down.k_padded / exl3::kTile;
             args.out = out;
-            args.units = units_of(plan.mode, pass.down.widest);
             args.first_block = static_cast<int32_t>(first_column / exl3::kBlock);
-            args.column_blocks = static_cast<int32_t>(ceil_div(columns, exl3::kBlock));
-            launch_exl3(plan, args, kind.bits, kind.mul1, grouping.most_tiles, 1);
+            launch_exl3(plan, args, like, static_cast<int32_t>(ceil_div(columns, exl3::kBlock)),
+                        grouping.most_tiles, 1);
             continue;
         }
         require(first_column == 0 && columns == pass.down.n, "moe: native columns at once");

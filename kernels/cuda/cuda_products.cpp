@@ -59,26 +59,31 @@ void CudaBackend::product(const ProductOut& out, View<const float> in, const Mat
     }
 }
 
-void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, int32_t bits, bool mul1,
-                              int64_t tiles, int32_t members) {
+void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
+                              int32_t column_blocks, int64_t tiles, int32_t members) {
     Workspace::Scope scope(workspace_);
-    const Exl3Need need = exl3_need(plan, args.units, args.column_blocks, tiles, members);
-    args.mode = plan.mode;
+    const Exl3Need need = exl3_need(plan, shape, column_blocks, tiles, members);
+    apply_plan(args, plan, shape);
     args.partial = scope.take<float>(need.partial);
     args.counters = workspace_.counters(need.counters);
-    const dim3 grid(static_cast<unsigned>(ceil_div(args.column_blocks, plan.width()) * args.units),
-                    static_cast<unsigned>(tiles), static_cast<unsigned>(members));
-    cuda::launch_exl3(plan, args, grid, bits, mul1, kernels_, stream_.get());
+    const dim3 grid(static_cast<unsigned>(column_blocks), static_cast<unsigned>(tiles),
+                    static_cast<unsigned>(members * plan.ranks));
+    cuda::launch_exl3(plan, args, grid, shape, kernels_, stream_.get());
 }
 
 void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
-    const Exl3Plan plan = plan_exl3(weight, in.rows, processors_);
+    Exl3Plan plan = plan_exl3(weight, in.rows, processors_);
+    // The product kernel loads four inputs and four scales at a time.
+    if (in.stride % 4 != 0 || reinterpret_cast<uintptr_t>(in.data) % 16 != 0 ||
+        reinterpret_cast<uintptr_t>(weight.suh) % 8 != 0) {
+        plan.rotate_inside = false;
+    }
+    const auto column_blocks = static_cast<int32_t>(ceil_div(weight.n, exl3::kBlock));
     Exl3Product args;
     args.matrix = weight;
-    args.units = units_of(plan.mode, weight);
-    args.column_blocks = static_cast<int32_t>(ceil_div(weight.n, exl3::kBlock));
-    const int64_t per_tile = exl3_need(plan, args.units, args.column_blocks, 1, 1).partial;
-    const int64_t slab = std::clamp<int64_t>(kPartialLimit / per_tile, 1, 65535) * plan.rows();
+    const int64_t per_tile = exl3_need(plan, weight, column_blocks, 1, 1).partial;
+    const int64_t slab =
+        std::clamp<int64_t>(kPartialLimit / std::max<int64_t>(per_tile, 1), 1, 65535) * plan.rows();
     for (int64_t first = 0; first < in.rows; first += slab) {
         const View<const float> x = in.slice_rows(first, std::min(slab, in.rows - first));
         Workspace::Scope scope(workspace_);
@@ -100,8 +105,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
                    1, kernels_.overlaps(), stream_.get());
         }
-        launch_exl3(plan, args, weight.bits, weight.codebook == Codebook::mul1,
-                    ceil_div(x.rows, plan.rows()), 1);
+        launch_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
     }
 }
 

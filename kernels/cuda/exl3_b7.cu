@@ -4,7 +4,7 @@
 
 namespace quadrille::cuda {
 
-template void launch_exl3<7>(const Exl3Plan&, const Exl3Product&, dim3, bool, KernelSet&,
+template void launch_exl3<7>(const Exl3Plan&, const Exl3Product&, dim3, bool, int32_t, KernelSet&,
                              cudaStream_t);
 
 }  // namespace quadrille::cuda

@@ -3,27 +3,31 @@
 
 namespace quadrille::cuda {
 
-void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t bits, bool mul1,
+void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
                  KernelSet& kernels, cudaStream_t stream) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
-    switch (bits) {
+    require(plan.teams * plan.ranks * plan.team_units >= args.units, "EXL3 plan of all units");
+    int32_t shared = shared_bytes(args, plan.groups, w);
+    if (plan.alone) shared = kernels.shared_alone(shared);
+    const bool mul1 = w.codebook == Codebook::mul1;
+    switch (w.bits) {
         case 1:
-            return launch_exl3<1>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<1>(plan, args, grid, mul1, shared, kernels, stream);
         case 2:
-            return launch_exl3<2>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<2>(plan, args, grid, mul1, shared, kernels, stream);
         case 3:
-            return launch_exl3<3>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<3>(plan, args, grid, mul1, shared, kernels, stream);
         case 4:
-            return launch_exl3<4>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<4>(plan, args, grid, mul1, shared, kernels, stream);
         case 5:
-            return launch_exl3<5>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<5>(plan, args, grid, mul1, shared, kernels, stream);
         case 6:
-            return launch_exl3<6>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<6>(plan, args, grid, mul1, shared, kernels, stream);
         case 7:
-            return launch_exl3<7>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<7>(plan, args, grid, mul1, shared, kernels, stream);
         case 8:
-            return launch_exl3<8>(plan, args, grid, mul1, kernels, stream);
+            return launch_exl3<8>(plan, args, grid, mul1, shared, kernels, stream);
         default:
             require(false, "EXL3 matrix of 1 to 8 bits");
     }

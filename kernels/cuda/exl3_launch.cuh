@@ -8,37 +8,40 @@
 
 namespace quadrille::cuda {
 
-template <int kBits, bool kMul1, int kGroups>
-void launch_exl3_instance(const Exl3Product& args, dim3 grid, KernelSet& kernels,
+template <int kBits, bool kMul1, int kGroups, int kTeams>
+void launch_exl3_instance(const Exl3Product& args, dim3 grid, int32_t shared, KernelSet& kernels,
                           cudaStream_t stream) {
-    constexpr int kShared = ProductKernel<kBits, kMul1, kGroups>::kSharedBytes;
-    kernels.allow_shared(exl3_product_kernel<kBits, kMul1, kGroups>, kShared);
-    launch_dependent(exl3_product_kernel<kBits, kMul1, kGroups>, grid, kProductThreads, kShared,
-                     kernels.overlaps(), stream, args);
+    const auto kernel = exl3_product_kernel<kBits, kMul1, kGroups, kTeams>;
+    kernels.allow_shared(kernel, kernels.shared_limit());
+    launch_dependent(kernel, grid, args.teams * kTeamThreads, shared, kernels.overlaps(), stream,
+                     args);
 }
 
 template <int kBits, bool kMul1>
-void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 grid,
+void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t shared,
                           KernelSet& kernels, cudaStream_t stream) {
+    const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
     switch (plan.groups) {
         case 1:
-            return launch_exl3_instance<kBits, kMul1, 1>(args, grid, kernels, stream);
+            return plan.teams == 1 ? launch(launch_exl3_instance<kBits, kMul1, 1, 1>)
+                                   : launch(launch_exl3_instance<kBits, kMul1, 1, 2>);
         case 2:
-            return launch_exl3_instance<kBits, kMul1, 2>(args, grid, kernels, stream);
+            return plan.teams == 1 ? launch(launch_exl3_instance<kBits, kMul1, 2, 1>)
+                                   : launch(launch_exl3_instance<kBits, kMul1, 2, 2>);
         case 4:
-            return launch_exl3_instance<kBits, kMul1, 4>(args, grid, kernels, stream);
+            return launch(launch_exl3_instance<kBits, kMul1, 4, 2>);
         default:
-            return launch_exl3_instance<kBits, kMul1, 8>(args, grid, kernels, stream);
+            return launch(launch_exl3_instance<kBits, kMul1, 8, 2>);
     }
 }
 
 template <int kBits>
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, bool mul1,
-                 KernelSet& kernels, cudaStream_t stream) {
+                 int32_t shared, KernelSet& kernels, cudaStream_t stream) {
     if (mul1) {
-        launch_exl3_codebook<kBits, true>(plan, args, grid, kernels, stream);
+        launch_exl3_codebook<kBits, true>(plan, args, grid, shared, kernels, stream);
     } else {
-        launch_exl3_codebook<kBits, false>(plan, args, grid, kernels, stream);
+        launch_exl3_codebook<kBits, false>(plan, args, grid, shared, kernels, stream);
     }
 }
 

@@ -9,12 +9,14 @@
 
 namespace quadrille::cuda {
 
-// kBits 1..8, one file each.
+// kBits 1..8, one file each. shared: bytes of dynamic shared memory.
 template <int kBits>
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, bool mul1,
-                 KernelSet& kernels, cudaStream_t stream);
+                 int32_t shared, KernelSet& kernels, cudaStream_t stream);
 
-void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t bits, bool mul1,
+// args with its plan applied. w: its matrix, or one of the launch's kind (bits, codebook family)
+// and as large as the largest of its table.
+void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
                  KernelSet& kernels, cudaStream_t stream);
 
 }  // namespace quadrille::cuda

@@ -8,6 +8,8 @@ namespace quadrille::cuda {
 
 namespace {
 
+constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of sums, beyond which units are long
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
@@ -19,37 +21,87 @@ int32_t groups_for(int64_t rows) {
     return 8;
 }
 
-// Leaves that one multiprocessor works through, about: its thread blocks one after another, their
-// start and end (a leaf's time each, hidden where blocks share the multiprocessor), and what a
-// block alone loses to latency. Fitted to an H200.
-double cost_of(int64_t blocks, int32_t leaves, int32_t groups, int32_t processors) {
-    const auto rounds = static_cast<double>(ceil_div(blocks, processors));
-    if (groups == 8) return rounds * (leaves + 1);  // one block fills a multiprocessor
-    const double speed = rounds < 1.5 ? 0.7 : rounds < 2.5 ? 0.95 : 1.0;
-    const double work = rounds <= 6
-                            ? rounds * leaves
-                            : static_cast<double>(blocks) * leaves / processors + leaves / 2.0;
-    return work / speed + rounds / 3;
+// What is cut: `columns` times 128 columns (of all tiles and matrices) of w, `rows` rows each.
+// There is scratch for `room` times 128 columns.
+struct Work {
+    const Matrix& w;
+    int64_t columns;
+    int64_t room;
+    int64_t rows;
+    int32_t processors;
+};
+
+int32_t blocks_of(const Matrix& w) {
+    int32_t blocks = 0;
+    for (int32_t s = 0; s < w.segments; ++s) {
+        const BlockRange range = segment_blocks(w, s);
+        blocks += range.last - range.first;
+    }
+    return blocks;
 }
 
-// Tiles of 64 rows keep no sum over groups in registers, so their segments are cut into groups at
-// least.
-ProductMode mode_for(const Matrix& w, int32_t groups, int64_t columns, int32_t processors) {
-    const bool one_group = units_of(ProductMode::segment, w) == units_of(ProductMode::group, w);
-    const auto leaves = static_cast<double>(units_of(ProductMode::leaf, w));
-    ProductMode best = ProductMode::leaf;
+// Thread blocks that one multiprocessor works through, times the leaves of one.
+double leaves_of(const Exl3Plan& plan, const Work& work) {
+    const auto blocks = static_cast<double>(work.columns * plan.ranks);
+    const double each = blocks / work.processors;
+    const double rounds =
+        each <= (plan.groups >= 4 ? 8 : 4)
+            ? static_cast<double>(ceil_div(work.columns * plan.ranks, work.processors))
+            : 1.05 * each;
+    return rounds * blocks_of(work.w) / plan.ranks;
+}
+
+// Microseconds beyond what every launch takes, fitted to an H200: the leaves (less at a time where
+// few warps share a multiprocessor), the start and end of thread blocks, and the sums at the end.
+double cost_of(const Exl3Plan& plan, const Work& work) {
+    const double scale = plan.groups == 1   ? 1.0
+                         : plan.groups == 2 ? 1.6
+                         : plan.groups == 4 ? 2.2
+                                            : 3.2;
+    const auto blocks = static_cast<double>(work.columns * plan.ranks);
+    const double rounds = std::max(blocks / work.processors, 1.0);
+    const double together = plan.teams * std::min(rounds, 2.0);
+    const auto units = static_cast<double>(units_of(plan.mode, work.w));
+    const auto rows = static_cast<double>(std::min<int64_t>(work.rows, 8));
+    // Two teams hide more latency, thread blocks of one team have more registers
+    // (exl3_product.cuh).
+    const double one_team = plan.teams == 2    ? 1.0
+                            : plan.groups >= 4 ? 1.05
+                            : rounds > 4.0     ? 0.92
+                            : plan.groups == 1 ? 1.0 + 0.03 * rows
+                                               : 1.05;
+    const double sums = plan.mode == ProductMode::leaf ? 0.6 + 0.045 * units : 0.05 * units;
+    return scale * (0.58 * one_team * leaves_of(plan, work) * (1.0 + 0.35 / together) +
+                    0.3 * rounds + sums);
+}
+
+// The cheapest cut for tiles of plan.groups row groups.
+void cut(Exl3Plan& plan, const Work& work) {
     double least = 0.0;
-    for (const ProductMode mode : {ProductMode::leaf, ProductMode::group, ProductMode::segment}) {
-        if (mode == ProductMode::segment && groups == 8 && !one_group) continue;
-        const int32_t units = std::max(units_of(mode, w), 1);
-        const auto each = static_cast<int32_t>(leaves / units + 0.5);
-        const double cost = cost_of(columns * units, std::max(each, 1), groups, processors);
-        if (mode == ProductMode::leaf || cost <= least) {
-            best = mode;
-            least = cost;
+    const auto consider = [&](ProductMode mode, int32_t teams, int32_t team_units) {
+        Exl3Plan other = plan;
+        other.mode = mode;
+        other.teams = teams;
+        other.team_units = team_units;
+        const int32_t units = std::max(units_of(mode, work.w), 1);
+        const int64_t partial = work.room * units * plan.rows() * exl3::kBlock;
+        if (mode != ProductMode::segment && partial > kPartialLimit) return;
+        other.ranks = static_cast<int32_t>(ceil_div(units, int64_t{teams} * team_units));
+        const double cost = cost_of(other, work);
+        if (least > 0.0 && cost >= least) return;
+        least = cost;
+        plan = other;
+    };
+    const int32_t groups = units_of(ProductMode::group, work.w);
+    for (int32_t teams = exl3_teams(work.w.bits, plan.groups); teams >= 1; --teams) {
+        for (int32_t units = 1; units * teams <= std::max(groups, teams); units *= 2) {
+            consider(ProductMode::group, teams, units);
         }
+        consider(ProductMode::leaf, teams, 1);
+        consider(ProductMode::leaf, teams, 2);
     }
-    return best;
+    // Adding to a sum in memory takes longer than adding them all at the end.
+    if (least == 0.0) consider(ProductMode::segment, 1, std::max(work.w.segments, 1));
 }
 
 }  // namespace
@@ -57,39 +109,58 @@ ProductMode mode_for(const Matrix& w, int32_t groups, int64_t columns, int32_t p
 Exl3Plan plan_exl3(const Matrix& w, int64_t m, int32_t processors) {
     Exl3Plan plan;
     plan.groups = groups_for(m);
-    const int64_t columns =
-        ceil_div(w.n_padded / exl3::kBlock, plan.width()) * ceil_div(m, plan.rows());
-    plan.mode = mode_for(w, plan.groups, columns, processors);
-    // Rotating again in every column block is cheaper than one more launch for few rows.
-    plan.rotate_inside = plan.mode == ProductMode::leaf && plan.groups == 1;
+    const int64_t blocks = w.n_padded / exl3::kBlock;
+    const int64_t columns = blocks * ceil_div(m, plan.rows());
+    const Work work{w, std::max<int64_t>(columns, 1), blocks, std::min<int64_t>(m, plan.rows()),
+                    processors};
+    cut(plan, work);
+    // Rotating again in every column block is cheaper than one more launch, up to a point.
+    const double leaves = leaves_of(plan, work) * static_cast<double>(work.rows);
+    plan.rotate_inside =
+        plan.groups <= 2 && leaves <= (plan.groups == 1 ? 192.0 : 32.0) &&
+        int64_t{plan.team_units} * unit_span(plan.mode) <= input_blocks(plan.groups);
+    // Behind a kernel that rotates, the thread blocks of a small product would gather on some of
+    // the multiprocessors.
+    plan.alone = !plan.rotate_inside && columns * plan.ranks <= processors;
     return plan;
 }
 
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
-                           int32_t processors) {
+                           int32_t processors, int32_t groups) {
     Exl3Plan plan;
     const int64_t busy = std::clamp<int64_t>(pairs, 1, std::max(experts, 1));
-    plan.groups = groups_for(ceil_div(pairs, busy));
-    const int64_t columns = ceil_div(w.n_padded / exl3::kBlock, plan.width()) * busy * members;
-    plan.mode = mode_for(w, plan.groups, columns, processors);
+    const int64_t rows = ceil_div(pairs, busy);
+    plan.groups = groups > 0 ? groups : groups_for(rows);
+    const int64_t blocks = w.n_padded / exl3::kBlock * members;
+    const int64_t tiles = busy + (std::max(pairs, busy) - busy) / plan.rows();
+    cut(plan, {w, std::max<int64_t>(blocks * busy, 1), blocks * tiles,
+               std::min<int64_t>(rows, plan.rows()), processors});
     return plan;
 }
 
-Exl3Plan with_groups(Exl3Plan plan, const Matrix& w, int32_t groups) {
-    plan.groups = groups;
-    plan.rotate_inside = plan.rotate_inside && groups == 1;
-    const bool one_group = units_of(ProductMode::segment, w) == units_of(ProductMode::group, w);
-    if (groups == 8 && plan.mode == ProductMode::segment && !one_group) {
-        plan.mode = ProductMode::group;
-    }
-    return plan;
-}
-
-Exl3Need exl3_need(const Exl3Plan& plan, int32_t units, int32_t column_blocks, int64_t tiles,
+Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks, int64_t tiles,
                    int32_t members) {
-    const int64_t columns = ceil_div(column_blocks, plan.width()) * plan.width();
-    const int64_t cells = columns * tiles * members;
-    return {cells * units * plan.rows() * exl3::kBlock, cells};
+    const int64_t cells = column_blocks * tiles * members;
+    return {cells * units_of(plan.mode, w) * plan.rows() * exl3::kBlock, cells};
+}
+
+void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w) {
+    args.mode = plan.mode;
+    args.units = units_of(plan.mode, w);
+    args.ranks = plan.ranks;
+    args.teams = plan.teams;
+    args.team_units = plan.team_units;
+    const int32_t steps = static_cast<int32_t>(
+        std::min<int64_t>(blocks_of(w), int64_t{plan.team_units} * unit_span(plan.mode)));
+    args.stages = std::clamp(steps, 1, ring_stages(w.bits, plan.groups));
+    args.input_blocks = std::clamp(steps, 1, input_blocks(plan.groups));
+}
+
+int32_t shared_bytes(const Exl3Product& args, int32_t groups, const Matrix& w) {
+    const int32_t ring = kTeamWarps * args.stages * 8 * 4 * exl3::tile_words(w.bits);
+    const int32_t inputs = args.input_blocks * 8 * groups * 32 * 8;
+    const int32_t rows = groups <= 2 ? w.segments * 8 * groups * exl3::kBlock * 4 : 0;
+    return std::max(args.teams * (ring + inputs), rows);
 }
 
 }  // namespace quadrille::cuda

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one launch of the EXL3 product computes, and the pure host plan of how it is cut.
 //
-// One arithmetic per row: the inputs of a segment are cut into leaves of 256 (the last one may be
-// 128), a leaf is one chain of MMAs over ascending input tiles from zero; four leaves (1024 inputs)
-// are added left to right into a group, the groups left to right into the segment. Then come the
-// output transform, svh, the tree over the segments and the bias. How many rows share a launch and
-// which thread blocks hold the leaves (ProductMode) changes nothing of it.
+// One arithmetic per row: a leaf (128 inputs) is one chain of MMAs over ascending input tiles from
+// zero; the leaves of a segment are added left to right into groups of four (512 inputs, the last
+// one may be shorter), the groups left to right into the segment. Then come the output transform,
+// svh, the tree over the segments and the bias. How many rows share a launch and which thread
+// blocks hold the leaves changes nothing of it.
 #pragma once
 
 #include "kernels/exl3.h"
@@ -16,9 +16,25 @@
 
 namespace quadrille::cuda {
 
-inline constexpr int kLeafBlocks = 2;   // Hadamard blocks (128 inputs) of a leaf
-inline constexpr int kGroupBlocks = 8;  // of a group
+inline constexpr int kLeafBlocks = 1;   // Hadamard blocks (128 inputs) of a leaf
+inline constexpr int kGroupBlocks = 4;  // of a group
 inline constexpr int kGroupLeaves = kGroupBlocks / kLeafBlocks;
+
+// The most 128-input blocks of a warp's ring of weights, and of a team's inputs. Two teams stay
+// within the 99 KB of shared memory that the smallest devices have, except with more than 4 bits
+// and 32 rows or more (exl3_teams).
+QUADRILLE_HOST_DEVICE constexpr int32_t ring_stages(int32_t bits, int32_t groups) {
+    return bits <= (groups >= 4 ? 2 : 4) ? 4 : 2;
+}
+QUADRILLE_HOST_DEVICE constexpr int32_t input_blocks(int32_t groups) {
+    return groups == 1 ? 8 : groups == 8 ? 2 : 4;
+}
+// The most teams of a thread block.
+constexpr int32_t exl3_teams(int32_t bits, int32_t groups) {
+    return groups >= 4 && bits > 4 ? 1 : 2;
+}
+inline constexpr int kTeamWarps = 8;  // a warp for each tile column of 128
+inline constexpr int kTeamThreads = 32 * kTeamWarps;
 
 // Rows that share the weights of an expert in one thread block: positions [first, first + rows) of
 // the pass's grouped rows; first is a multiple of 8.
@@ -28,19 +44,17 @@ struct RowTile {
     int32_t rows;
 };
 
-// What one thread block sums: a leaf, a group, or a segment.
+// A unit of the inputs, whose sum is kept apart until the end. Segments only in thread blocks of
+// one team that sum the whole matrix.
 enum class ProductMode : int32_t { leaf, group, segment };
 
+QUADRILLE_HOST_DEVICE constexpr int32_t unit_span(ProductMode mode) {
+    return mode == ProductMode::leaf    ? kLeafBlocks
+           : mode == ProductMode::group ? kGroupBlocks
+                                        : int32_t{1} << 20;
+}
 QUADRILLE_HOST_DEVICE constexpr int32_t units_of(ProductMode mode, int32_t blocks) {
-    switch (mode) {
-        case ProductMode::leaf:
-            return (blocks + kLeafBlocks - 1) / kLeafBlocks;
-        case ProductMode::group:
-            return (blocks + kGroupBlocks - 1) / kGroupBlocks;
-        case ProductMode::segment:
-            return blocks > 0 ? 1 : 0;
-    }
-    return 0;
+    return (blocks + unit_span(mode) - 1) / unit_span(mode);
 }
 
 // Blocks [first, last) of 128 inputs that segment s of an EXL3 matrix covers.
@@ -62,6 +76,27 @@ QUADRILLE_HOST_DEVICE constexpr int32_t units_of(ProductMode mode, const Matrix&
         units += units_of(mode, range.last - range.first);
     }
     return units;
+}
+
+// Input blocks [first, first + blocks) of segment `segment`.
+struct Unit {
+    int32_t segment;
+    int32_t first;
+    int32_t blocks;
+};
+QUADRILLE_HOST_DEVICE constexpr Unit unit_of(const Matrix& w, ProductMode mode, int32_t unit) {
+    const int32_t span = unit_span(mode);
+    for (int32_t s = 0; s < w.segments; ++s) {
+        const BlockRange range = segment_blocks(w, s);
+        const int32_t count = units_of(mode, range.last - range.first);
+        if (unit < count) {
+            const int32_t first = range.first + unit * span;
+            const int32_t left = range.last - first;
+            return {s, first, span < left ? span : left};
+        }
+        unit -= count;
+    }
+    return {0, 0, 0};
 }
 
 // Where the results of a launch go: row r of segment s to
@@ -87,7 +122,7 @@ struct Exl3Product {
     const int32_t* order = nullptr;       // result row of a position; nullptr: the position itself
 
     // Rotated inputs in fragment order, see rotate.cu; or the inputs themselves, rotated by each
-    // thread block (leaf mode without tiles only).
+    // team (one matrix, at most 16 rows, and no more inputs to a team than it has room for).
     const uint2* rotated = nullptr;
     int64_t rotated_stride = 0;  // uint2 from one member's to the next
     int64_t rotated_tiles = 0;   // input tiles a row group has room for
@@ -95,41 +130,48 @@ struct Exl3Product {
     int64_t x_stride = 0;
 
     ProductOut out;
-    float* partial = nullptr;
-    int32_t* counters = nullptr;  // zero between launches
-
     ProductMode mode = ProductMode::leaf;
-    int32_t units = 0;        // thread blocks over the inputs, the most of any matrix
-    int32_t first_block = 0;  // columns: the first block of 128, and how many
-    int32_t column_blocks = 0;
+    float* partial = nullptr;     // sums of units
+    int32_t* counters = nullptr;  // zero between launches
+    int32_t units = 0;            // the most of any matrix
+    int32_t ranks = 1;            // thread blocks of a column block, the most of any matrix
+    int32_t teams = 1;            // of a thread block
+    int32_t team_units = 1;       // units of a team
+    int32_t stages = 1;           // of a warp's ring of weights: 128 inputs each
+    int32_t input_blocks = 1;     // of a team's inputs
+    int32_t first_block = 0;      // columns: the first block of 128
 };
 
 // How a product is launched. Pure host functions of shapes: the same on every machine of a kind.
 struct Exl3Plan {
     ProductMode mode = ProductMode::leaf;
     int32_t groups = 1;  // 8-row groups of a tile: 1, 2, 4 or 8
+    int32_t teams = 1;
+    int32_t team_units = 1;
+    int32_t ranks = 1;
     bool rotate_inside = false;
+    bool alone = false;  // no two thread blocks on a multiprocessor: there is one for each
 
     int32_t rows() const { return 8 * groups; }
-    // Blocks of 128 columns of a thread block.
-    int32_t width() const { return groups >= 4 ? 2 : 1; }
 };
 
 // m rows of one matrix on a device of `processors` multiprocessors.
 Exl3Plan plan_exl3(const Matrix& w, int64_t m, int32_t processors);
-// pairs (row, slot) of `members` matrices of each of `experts` experts shaped like w.
+// pairs (row, slot) of `members` matrices of each of `experts` experts shaped like w; in tiles of
+// 8 * groups rows, or as the pairs ask for with groups 0.
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
-                           int32_t processors);
-
-// The plan for tiles of 8 * groups rows, whatever it was made for.
-Exl3Plan with_groups(Exl3Plan plan, const Matrix& w, int32_t groups);
+                           int32_t processors, int32_t groups = 0);
 
 // Floats of `partial` and numbers of `counters` that a launch over `tiles` row tiles needs.
 struct Exl3Need {
     int64_t partial = 0;
     int64_t counters = 0;
 };
-Exl3Need exl3_need(const Exl3Plan& plan, int32_t units, int32_t column_blocks, int64_t tiles,
+Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks, int64_t tiles,
                    int32_t members);
+
+// The fields of a launch that follow from its plan, and its dynamic shared memory in bytes.
+void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w);
+int32_t shared_bytes(const Exl3Product& args, int32_t groups, const Matrix& w);
 
 }  // namespace quadrille::cuda

@@ -19,11 +19,11 @@ __device__ __forceinline__ void hadamard128(float (&v)[4]) {
     const unsigned lane = threadIdx.x % 32;
 #pragma unroll
     for (unsigned stride = 1; stride < 32; stride *= 2) {
-        const bool upper = (lane & stride) != 0;
+        const float sign = (lane & stride) != 0 ? -1.0f : 1.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float other = __shfl_xor_sync(0xffffffffu, v[i], static_cast<int>(stride));
-            v[i] = upper ? other - v[i] : v[i] + other;
+            v[i] = __fmaf_rn(v[i], sign, other);  // exactly other + v or other - v
         }
     }
 #pragma unroll

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/handles.h"
 
+#include <algorithm>
 #include <set>
 
 namespace quadrille::cuda {
@@ -12,8 +13,23 @@ namespace quadrille::cuda {
 class KernelSet {
   public:
     // overlaps: the device can start a kernel before the one before it has ended.
-    explicit KernelSet(bool overlaps) : overlaps_(overlaps) {}
+    // Of the current device.
+    explicit KernelSet(bool overlaps) : overlaps_(overlaps) {
+        int device = 0;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&shared_limit_, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                          device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&shared_of_processor_,
+                                          cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    }
     bool overlaps() const { return overlaps_; }
+
+    // The most dynamic shared memory of a thread block, less 1 KB for its static part.
+    int32_t shared_limit() const { return shared_limit_ - 1024; }
+    // At least `bytes`, and so much that no two thread blocks fit on a multiprocessor.
+    int32_t shared_alone(int32_t bytes) const {
+        return std::max(bytes, std::min(shared_of_processor_ / 2, shared_limit()));
+    }
 
     template <class... Parameters>
     void allow_shared(void (*kernel)(Parameters...), int bytes) {
@@ -25,6 +41,8 @@ class KernelSet {
 
   private:
     bool overlaps_;
+    int32_t shared_limit_ = 0;
+    int32_t shared_of_processor_ = 0;
     std::set<const void*> ready_;
 };
 

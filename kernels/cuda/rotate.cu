@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         for (int i = 0; i < 4; ++i) {
             if (channel + i >= w.k) continue;
             const float value = up == nullptr ? x[i] : swiglu(x[i], up[i], args.limit);
-            v[i] = value * suh[i];
+            v[i] = __fmul_rn(value, suh[i]);  // the product kernel's bits, see exl3_product.cuh
         }
     }
     hadamard128(v);

@@ -8,12 +8,13 @@ namespace quadrille::cuda {
 namespace {
 
 constexpr int32_t kProcessors = 132;
+constexpr int32_t kSmallestShared = 99 * 1024 - 1024;  // of a thread block, sm_86 to sm_121
 
-Matrix shape(int64_t k, int64_t n, int32_t segments = 1) {
+Matrix shape(int64_t k, int64_t n, int32_t segments = 1, int32_t bits = 4) {
     Matrix w;
     w.k = w.k_padded = k;
     w.n = w.n_padded = n;
-    w.bits = 4;
+    w.bits = bits;
     w.segments = segments;
     for (int32_t s = 0; s <= segments; ++s) {
         w.segment[static_cast<size_t>(s)] = k / 128 * s / segments * 128;
@@ -22,13 +23,34 @@ Matrix shape(int64_t k, int64_t n, int32_t segments = 1) {
 }
 
 TEST(Exl3Plan, UnitsCoverEverySegmentFromItsOwnStart) {
-    EXPECT_EQ(units_of(ProductMode::leaf, shape(4096, 128)), 16);
-    EXPECT_EQ(units_of(ProductMode::group, shape(4096, 128)), 4);
+    EXPECT_EQ(units_of(ProductMode::leaf, shape(4096, 128)), 32);
+    EXPECT_EQ(units_of(ProductMode::group, shape(4096, 128)), 8);
     EXPECT_EQ(units_of(ProductMode::segment, shape(4096, 128)), 1);
-    // Segments of 3 blocks: a whole leaf and half a one each.
-    EXPECT_EQ(units_of(ProductMode::leaf, shape(12 * 128, 128, 4)), 8);
-    EXPECT_EQ(units_of(ProductMode::group, shape(12 * 128, 128, 4)), 4);
-    EXPECT_EQ(units_of(ProductMode::leaf, shape(128, 128)), 1);
+    // Segments of 5 blocks: a whole group and a short one each.
+    EXPECT_EQ(units_of(ProductMode::leaf, shape(20 * 128, 128, 4)), 20);
+    EXPECT_EQ(units_of(ProductMode::group, shape(20 * 128, 128, 4)), 8);
+    EXPECT_EQ(units_of(ProductMode::segment, shape(20 * 128, 128, 4)), 4);
+    EXPECT_EQ(units_of(ProductMode::group, shape(128, 128)), 1);
+}
+
+TEST(Exl3Plan, UnitsFollowEachOtherWithoutGaps) {
+    for (const int64_t blocks : {1, 3, 4, 11, 13, 32}) {
+        for (const int32_t segments : {1, 2, 4}) {
+            const Matrix w = shape(blocks * 128, 128, segments);
+            for (const ProductMode mode :
+                 {ProductMode::leaf, ProductMode::group, ProductMode::segment}) {
+                int32_t next = 0;
+                for (int32_t u = 0; u < units_of(mode, w); ++u) {
+                    const Unit unit = unit_of(w, mode, u);
+                    EXPECT_EQ(unit.first, next);
+                    EXPECT_GE(unit.blocks, 1);
+                    EXPECT_LE(unit.first + unit.blocks, segment_blocks(w, unit.segment).last);
+                    next += unit.blocks;
+                }
+                EXPECT_EQ(next, blocks);
+            }
+        }
+    }
 }
 
 TEST(Exl3Plan, AnEmptySegmentHasNoUnits) {
@@ -38,40 +60,75 @@ TEST(Exl3Plan, AnEmptySegmentHasNoUnits) {
     EXPECT_EQ(units_of(ProductMode::leaf, w), 2);
 }
 
-TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
-    EXPECT_EQ(plan_exl3(shape(4096, 1024), 1, kProcessors).mode, ProductMode::leaf);
-    EXPECT_NE(plan_exl3(shape(4096, 77440), 1, kProcessors).mode, ProductMode::leaf);
-    EXPECT_EQ(plan_exl3(shape(1024, 77440), 1, kProcessors).mode, ProductMode::segment);
-    EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kProcessors).rotate_inside);
-    EXPECT_FALSE(plan_exl3(shape(4096, 1024), 9, kProcessors).rotate_inside);
-    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 1, kProcessors).rotate_inside);
+// Whatever the shape: all units have a thread block, none has nothing to do, segments are summed by
+// one team, and the shared memory is there on every device.
+TEST(Exl3Plan, EveryPlanIsWhole) {
+    const auto check = [](const Exl3Plan& plan, const Matrix& w) {
+        const int32_t units = units_of(plan.mode, w);
+        EXPECT_GE(plan.ranks * plan.teams * plan.team_units, units);
+        EXPECT_LT((plan.ranks - 1) * plan.teams * plan.team_units, units);
+        if (plan.mode == ProductMode::segment) {
+            EXPECT_EQ(plan.ranks, 1);
+            EXPECT_EQ(plan.teams, 1);
+        }
+        Exl3Product args;
+        apply_plan(args, plan, w);
+        EXPECT_EQ(args.units, units);
+        EXPECT_LE(shared_bytes(args, plan.groups, w), kSmallestShared);
+    };
+    for (const int64_t k : {128, 640, 1024, 4096, 8192, 18432}) {
+        for (const int64_t n : {128, 1024, 4096, 77440}) {
+            for (int32_t bits = 1; bits <= 8; ++bits) {
+                for (const int32_t segments : {1, 2, 4}) {
+                    const Matrix w = shape(k, n, segments, bits);
+                    for (const int64_t m : {1, 8, 9, 17, 33, 512, 4096}) {
+                        check(plan_exl3(w, m, kProcessors), w);
+                        check(plan_exl3(w, m, 48), w);
+                        check(plan_exl3_experts(w, m, 288, 2, kProcessors), w);
+                    }
+                }
+            }
+        }
+    }
 }
 
-TEST(Exl3Plan, TilesOf64RowsKeepNoSumOverGroups) {
-    for (const int64_t m : {33, 64, 512, 7168}) {
-        const Exl3Plan plan = plan_exl3(shape(4096, 77440), m, kProcessors);
-        EXPECT_EQ(plan.rows(), 64);
-        EXPECT_NE(plan.mode, ProductMode::segment);
-        // One group is the whole segment: no matter.
-        EXPECT_EQ(plan_exl3(shape(1024, 77440), m, kProcessors).mode, ProductMode::segment);
-    }
+TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
+    EXPECT_EQ(plan_exl3(shape(1024, 4096), 8, kProcessors).mode, ProductMode::leaf);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kProcessors).mode, ProductMode::group);
+    EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kProcessors).ranks, 1);
+    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 16, kProcessors).alone);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 16, kProcessors).alone);
+    EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kProcessors).rotate_inside);
+    EXPECT_FALSE(plan_exl3(shape(4096, 1024), 17, kProcessors).rotate_inside);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kProcessors).rotate_inside);
+}
+
+// Prefill with many experts: scratch for every group of every tile would be gigabytes.
+TEST(Exl3Plan, ManyTilesKeepOneSumEach) {
+    const Matrix w = shape(4096, 1024, 1, 2);
+    EXPECT_EQ(plan_exl3_experts(w, 8192, 288, 2, kProcessors).mode, ProductMode::segment);
+    EXPECT_NE(plan_exl3_experts(w, 512, 288, 2, kProcessors).mode, ProductMode::segment);
+    EXPECT_NE(plan_exl3(w, 4096, kProcessors).mode, ProductMode::segment);
 }
 
 TEST(Exl3Plan, RowGroupsFitTheRows) {
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 8, kProcessors).groups, 1);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 9, kProcessors).groups, 2);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 17, kProcessors).groups, 4);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 33, kProcessors).groups, 8);
     // 24 pairs of 288 experts: about one row each; 57344: about 200.
     EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kProcessors).groups, 1);
     EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 57344, 288, 2, kProcessors).groups, 8);
+    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kProcessors, 8).groups, 8);
 }
 
-TEST(Exl3Plan, ScratchHoldsWholeColumnPairs) {
+TEST(Exl3Plan, ScratchHoldsEveryUnit) {
     Exl3Plan plan;
     plan.groups = 8;
-    const Exl3Need need = exl3_need(plan, 3, 5, 2, 1);  // 5 blocks in pairs: 6
-    EXPECT_EQ(need.counters, 12);
-    EXPECT_EQ(need.partial, 12 * 3 * 64 * 128);
+    plan.mode = ProductMode::group;
+    const Exl3Need need = exl3_need(plan, shape(1536, 640), 5, 2, 1);
+    EXPECT_EQ(need.counters, 10);
+    EXPECT_EQ(need.partial, 10 * 3 * 64 * 128);
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of an EXL3 product: the thread block that completes 128 columns adds the units' sums in
+// order, transforms and scales the outputs of every segment, and adds the segments as a tree.
+#pragma once
+
+#include "kernels/cuda/exl3_product.cuh"
+
+namespace quadrille::cuda {
+
+// True for all threads of the block that completes the column block.
+template <int kBits, bool kMul1, int kGroups>
+__device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
+    int32_t blocks = args_.ranks;
+    if (args_.table != nullptr) {
+        const int32_t block_units = args_.teams * args_.team_units;
+        blocks = (units_of(args_.mode, *w_) + block_units - 1) / block_units;
+    }
+    if (blocks <= 1) {
+        __syncthreads();
+        return rank() == 0;
+    }
+    if (rank() >= blocks) return false;
+    __shared__ int32_t kept;
+    int32_t arrived = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const int64_t tile = int64_t{member()} * gridDim.y + blockIdx.y;
+        int32_t* counter = args_.counters + tile * gridDim.x + blockIdx.x;
+        // Releases the whole block's sums, which the barrier has ordered before.
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                     : "=r"(arrived)
+                     : "l"(counter)
+                     : "memory");
+        if (arrived == blocks - 1) *counter = 0;
+        kept = arrived;
+    }
+    __syncthreads();
+    return kept == blocks - 1;
+}
+
+// v += one segment's units of a row in order: leaves into groups, groups into the segment. All
+// loads of a batch are under way together: their latency is what this costs.
+template <int kBits, bool kMul1, int kGroups>
+template <int kWide>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::add_units(float (&v)[kWide],
+                                                                const float* from,
+                                                                int32_t units) const {
+    constexpr int kBatch = kWide == 1 ? 16 : 8;
+#pragma unroll 1
+    for (; units > 0; units -= kBatch, from += kBatch * kCell) {
+        float part[kBatch][kWide];
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) {
+            if (u >= units) continue;
+            if constexpr (kWide == 1) {
+                part[u][0] = __ldcg(from + u * kCell);
+            } else {
+                const float4 in = __ldcg(reinterpret_cast<const float4*>(from + u * kCell));
+                part[u][0] = in.x;
+                part[u][1] = in.y;
+                part[u][2] = in.z;
+                part[u][3] = in.w;
+            }
+        }
+        static_assert(kBatch % kGroupLeaves == 0);
+        float group[kWide] = {};
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) {
+            if (u >= units) continue;
+            const bool ends =
+                args_.mode == ProductMode::group || (u + 1) % kGroupLeaves == 0 || u + 1 == units;
+#pragma unroll
+            for (int i = 0; i < kWide; ++i) {
+                group[i] += part[u][i];
+                if (ends) {
+                    v[i] += group[i];
+                    group[i] = 0.0f;
+                }
+            }
+        }
+    }
+}
+
+// A quarter of a row's sums into shared memory (segment, row, column): few rows, so that more warps
+// wait for memory at the same time.
+template <int kBits, bool kMul1, int kGroups>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::gather(int row, int quarter) const {
+    const int column = 32 * quarter + lane();
+    const float* from = cell(0) + row * exl3::kBlock + column;
+#pragma unroll 1
+    for (int32_t s = 0; s < w_->segments; ++s) {
+        const BlockRange range = segment_blocks(*w_, s);
+        const int32_t units = units_of(args_.mode, range.last - range.first);
+        float v[1] = {};
+        add_units(v, from, units);
+        from += int64_t{units} * kCell;
+        reinterpret_cast<float*>(shared_)[(s * kRows + row) * exl3::kBlock + column] = v[0];
+    }
+}
+
+template <int kBits, bool kMul1, int kGroups>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::store_row(int row, int32_t segment, int32_t n,
+                                                                const float (&v)[4],
+                                                                bool bias) const {
+    const int position = first_ + row;
+    const int64_t target = args_.order == nullptr ? position : args_.order[position];
+    float* out = args_.out.data + member() * args_.out.member_stride +
+                 target * args_.out.row_stride + segment * args_.out.segment_stride + n;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (n + i < w_->n) out[i] = bias ? v[i] + w_->bias[n + i] : v[i];
+    }
+}
+
+// The output transform of a row, and the tree over its segments.
+template <int kBits, bool kMul1, int kGroups>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int row) const {
+    const int32_t n = column_block_ * exl3::kBlock + 4 * lane();
+    float svh[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        svh[i] = __half2float(reinterpret_cast<const __half*>(w_->svh)[n + i]);
+    }
+    const float* from = cell(0) + row * exl3::kBlock + 4 * lane();
+    // (s0 + s1) + (s2 + s3): the first of a pair is kept, the second added to it.
+    float tree[2][4] = {};
+#pragma unroll 1
+    for (int32_t s = 0; s < w_->segments; ++s) {
+        float v[4] = {};
+        if constexpr (kGroups <= 2) {
+            const float4 in = *reinterpret_cast<const float4*>(
+                shared_ + ((s * kRows + row) * exl3::kBlock + 4 * lane()) * 4);
+            v[0] = in.x;
+            v[1] = in.y;
+            v[2] = in.z;
+            v[3] = in.w;
+        } else {
+            const BlockRange range = segment_blocks(*w_, s);
+            const int32_t units = units_of(args_.mode, range.last - range.first);
+            add_units(v, from, units);
+            from += int64_t{units} * kCell;
+        }
+        hadamard128(v);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            v[i] = __fmul_rn(v[i], svh[i]);
+            if (s < 2) {
+                tree[0][i] = s == 0 ? v[i] : tree[0][i] + v[i];
+            } else {
+                tree[1][i] = s == 2 ? v[i] : tree[1][i] + v[i];
+            }
+        }
+        if (args_.out.by_segment) store_row(row, s, n, v, false);
+    }
+    if (args_.out.by_segment) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (w_->segments == 4) tree[0][i] += tree[1][i];
+    }
+    store_row(row, 0, n, tree[0], w_->bias != nullptr);
+}
+
+template <int kBits, bool kMul1, int kGroups>
+__device__ void ProductKernel<kBits, kMul1, kGroups>::finish() {
+    const int first = static_cast<int>(threadIdx.x) / 32;
+    if constexpr (kGroups <= 2) {
+#pragma unroll 1
+        for (int task = first; task < 4 * rows_; task += warps()) gather(task / 4, task % 4);
+        __syncthreads();
+    }
+#pragma unroll 1
+    for (int row = first; row < rows_; row += warps()) finish_row(row);
+}
+
+}  // namespace quadrille::cuda
