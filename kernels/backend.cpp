@@ -12,6 +12,10 @@
 
 namespace quadrille {
 
+std::unique_ptr<Recording> Backend::record(const std::function<void()>&) {
+    throw Error(ErrorKind::internal, fmt::format("backend '{}' records nothing", name()));
+}
+
 std::unique_ptr<Backend> make_backend(const std::string& name, int32_t device) {
     if (name == "cpu") return std::make_unique<cpu::CpuBackend>();
     for (const cpu::Isa isa : {cpu::Isa::plain, cpu::Isa::avx2, cpu::Isa::avx512}) {

@@ -13,8 +13,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -118,12 +120,22 @@ struct DraftCache {
     int32_t ring_size = 0;
 };
 
+// Work of a backend that was recorded; replayed, in stream order, as often as wanted. It must not
+// outlive its backend or the memory it works on.
+class Recording {
+  public:
+    virtual ~Recording() = default;
+    virtual void replay() = 0;
+};
+
 class Backend {
   public:
     virtual ~Backend() = default;
 
     virtual std::string name() const = 0;
     virtual std::string device() const = 0;  // for provenance: processor or GPU name
+    // Libraries and drivers it runs on, with versions, for provenance.
+    virtual std::vector<std::string> libraries() const { return {}; }
     // Whether its memory is the host's, so that anyone may read and write it.
     virtual bool on_host() const { return false; }
 
@@ -138,6 +150,14 @@ class Backend {
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
     virtual void fill_zero(void* to, int64_t bytes) = 0;
     virtual void synchronize() = 0;
+    // A download that nobody waits for: done with the next synchronize(). host: of allocate_host.
+    virtual void fetch(void* host, const void* from, int64_t bytes) { download(host, from, bytes); }
+
+    // Whether record() works.
+    virtual bool records() const { return false; }
+    // What `work` asks of this backend, recorded and not done. `work` has run before with the same
+    // shapes, uploads from memory of allocate_host only, and neither downloads nor allocates.
+    virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
 
     // ---- rows -----------------------------------------------------------------------------------
     // out (m, copies * h) f32: `copies` times row tokens[i] of table (vocab, h); token -1: zeros.
@@ -217,9 +237,10 @@ class Backend {
     // ---- experts
     // ---------------------------------------------------------------------------------------- ids
     // (m, topk), weights (m, topk): the topk largest of sigmoid(logits) + bias, ties to the lowest
-    // id, descending; weight = sigmoid / (sum of the selected + 1e-20) * scale.
+    // id, descending; weight = sigmoid / (sum of the selected + 1e-20) * scale. Rows of slot -1 go
+    // nowhere: ids -1, weights 0. `rows` without rows: all are real.
     virtual void route(View<int32_t> ids, View<float> weights, View<const float> logits,
-                       const float* bias, float scale) = 0;
+                       const float* bias, float scale, const Rows& rows = {}) = 0;
     // out (m, n): per segment, the sum in slot order of weight * down(swiglu(gate x, up x)), then
     // + the shared expert; then the tree over segments. An id of -1 contributes nothing.
     virtual void moe(View<float> out, View<const float> in, View<const int32_t> ids,
@@ -266,6 +287,22 @@ class Backend {
     virtual void sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
                            View<const float> logits, const SampleRow* rows, int32_t count,
                            int32_t first_id, int32_t valid) = 0;
+
+    // ---- between the parts of a decode step ----------------------------------------------------
+    // tokens (m) of blocks that begin with an anchor and go on with drafts: row j of sequence i is
+    // anchor[i], then path(i, j - 1); -1 where the slot is -1. anchor (sequences), path (sequences
+    // that have a slot, k), no block longer than k + 1.
+    virtual void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                              const Rows& rows) = 0;
+    // write (m, room for a multiple of 4, zero behind m): 1 for the rows of a sequence as long as
+    // each token equals the target that follows the row before; the first row always; 0 where the
+    // slot is -1. tokens, target (m).
+    virtual void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                               const Rows& rows) = 0;
+    // id (m): of `count` results of `sample` for the same rows, the one with the largest score, the
+    // first of equals; ids of -1 are none. Part p: scores and ids part_bytes (of 8) apart.
+    virtual void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                               int32_t count, int64_t part_bytes) = 0;
 
     // ---- drafter (DFlash2); blocks of `block` rows, one per sequence
     // ------------------------------------- Context rows i of key, value (m, kv_heads * d) of one

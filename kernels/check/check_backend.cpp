@@ -333,7 +333,7 @@ void CheckBackend::mla_attention(View<float> out, View<const float> query, const
 // ---- experts ------------------------------------------------------------------------------------
 
 void CheckBackend::route(View<int32_t> ids, View<float> weights, View<const float> logits,
-                         const float* bias, float scale) {
+                         const float* bias, float scale, const Rows& rows) {
     OpCall check = call("route");
     const View<const float> values = check.host()(logits);
     const float* const biases = check.host()(bias, logits.cols);
@@ -354,7 +354,7 @@ void CheckBackend::route(View<int32_t> ids, View<float> weights, View<const floa
             return true;
         })
         .run([&](Backend& b, auto&& at) {
-            b.route(at(ids), at(weights), at(logits), at(bias, logits.cols), scale);
+            b.route(at(ids), at(weights), at(logits), at(bias, logits.cols), scale, at(rows));
         });
 }
 void CheckBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,

@@ -78,6 +78,33 @@ void CheckBackend::sample_at(View<float> values, View<float> raw, View<const int
     });
 }
 
+// ---- between the parts of a decode step ---------------------------------------------------------
+
+void CheckBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                                const Rows& rows) {
+    call("block_tokens")
+        .out("tokens", View<int32_t>(tokens, 1, rows.m))
+        .run([&](Backend& b, auto&& at) {
+            b.block_tokens(at(tokens, rows.m), at(anchor, path.rows), at(path), at(rows));
+        });
+}
+void CheckBackend::accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                                 const Rows& rows) {
+    const int64_t words = (rows.m + 3) / 4;
+    call("accept_prefix")
+        .out("write", View<uint32_t>(reinterpret_cast<uint32_t*>(write), 1, words))
+        .run([&](Backend& b, auto&& at) {
+            b.accept_prefix(at(write, words * 4), at(tokens, rows.m), at(target, rows.m), at(rows));
+        });
+}
+void CheckBackend::merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                                 int32_t count, int64_t part_bytes) {
+    call("merge_samples").out("id", View<int32_t>(id, 1, m)).run([&](Backend& b, auto&& at) {
+        b.merge_samples(at(id, m), at(scores, (count - 1) * part_bytes / 8 + m),
+                        at(ids, (count - 1) * part_bytes / 4 + m), m, count, part_bytes);
+    });
+}
+
 // ---- drafter ------------------------------------------------------------------------------------
 
 void CheckBackend::draft_append(const DraftCache& cache, View<const float> key,

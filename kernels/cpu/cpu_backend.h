@@ -48,7 +48,7 @@ class CpuBackend final : public Backend {
     // linear.cpp, moe.cpp
     void linear(View<float> out, View<const float> in, const Matrix& weight) override;
     void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-               float scale) override;
+               float scale, const Rows& rows) override;
     void moe(View<float> out, View<const float> in, View<const int32_t> ids,
              View<const float> weights, const MoeWeights& experts) override;
 
@@ -101,6 +101,14 @@ class CpuBackend final : public Backend {
     void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                        View<const float> latents, View<const int32_t> selected,
                        const int32_t* count, const MlaParams& params, const Rows& rows) override;
+
+    // step.cpp
+    void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                      const Rows& rows) override;
+    void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                       const Rows& rows) override;
+    void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                       int32_t count, int64_t part_bytes) override;
 
     // draft.cpp
     void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,

@@ -27,7 +27,7 @@ void gather(float* out, View<const float> in, const int32_t* pairs, int64_t coun
 }  // namespace
 
 void CpuBackend::route(View<int32_t> ids, View<float> weights, View<const float> logits,
-                       const float* bias, float scale) {
+                       const float* bias, float scale, const Rows& rows) {
     const int64_t topk = ids.cols;
     const int64_t count = logits.cols;
     require(topk <= count, "route: at most as many slots as experts");
@@ -35,7 +35,13 @@ void CpuBackend::route(View<int32_t> ids, View<float> weights, View<const float>
             "route: ids and weights are (m, topk)");
     float* score = scratch(kRouteScratch, 2 * count);
     float* biased = score + count;
+    require(rows.m == 0 || rows.m == logits.rows, "route: the rows of the pass");
     for (int64_t r = 0; r < logits.rows; ++r) {
+        if (rows.m > 0 && rows.slot[rows.row_sequence[r]] < 0) {
+            std::fill_n(ids.row(r), topk, -1);
+            std::fill_n(weights.row(r), topk, 0.0f);
+            continue;
+        }
         for (int64_t e = 0; e < count; ++e) {
             score[e] = sigmoid(logits.row(r)[e]);
             biased[e] = score[e] + bias[e];

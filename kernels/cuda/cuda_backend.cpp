@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <fstream>
 
 namespace quadrille::cuda {
 
@@ -69,6 +70,24 @@ CudaBackend::CudaBackend(int32_t device)
     check_image();
 }
 
+// "CUDA 13.0" of the runtime, of the driver's interface, and the driver's own version where the
+// system tells it.
+std::vector<std::string> CudaBackend::libraries() const {
+    int runtime = 0;
+    int driver = 0;
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    const auto text = [](int version) {
+        return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+    };
+    std::vector<std::string> found = {fmt::format("CUDA runtime {}", text(runtime)),
+                                      fmt::format("CUDA driver {}", text(driver))};
+    std::ifstream file("/sys/module/nvidia/version");
+    std::string version;
+    if (file >> version) found.push_back(fmt::format("NVIDIA driver {}", version));
+    return found;
+}
+
 void* CudaBackend::allocate(int64_t bytes) {
     if (bytes == 0) return nullptr;
     DeviceBuffer buffer(bytes);
@@ -106,6 +125,31 @@ void CudaBackend::download(void* host, const void* from, int64_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
                                stream_.get()));
     stream_.synchronize();
+}
+
+void CudaBackend::fetch(void* host, const void* from, int64_t bytes) {
+    if (bytes <= 0) return;
+    CUDA_CHECK(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+                               stream_.get()));
+}
+
+namespace {
+
+class GraphRecording final : public Recording {
+  public:
+    GraphRecording(Graph graph, const Stream& stream) : graph_(std::move(graph)), stream_(stream) {}
+    void replay() override { graph_.launch(stream_); }
+
+  private:
+    Graph graph_;
+    const Stream& stream_;
+};
+
+}  // namespace
+
+std::unique_ptr<Recording> CudaBackend::record(const std::function<void()>& work) {
+    workspace_.keep();
+    return std::make_unique<GraphRecording>(Graph::record(stream_, work), stream_);
 }
 
 void CudaBackend::copy(void* to, const void* from, int64_t bytes) {
@@ -200,8 +244,8 @@ void CudaBackend::mla_attention(View<float> out, View<const float> query, const 
 }
 
 void CudaBackend::route(View<int32_t> ids, View<float> weights, View<const float> logits,
-                        const float* bias, float scale) {
-    cuda::route(ids, weights, logits, bias, scale, stream_.get());
+                        const float* bias, float scale, const Rows& rows) {
+    cuda::route(ids, weights, logits, bias, scale, rows, stream_.get());
 }
 void CudaBackend::argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id,
                          int32_t valid) {
@@ -217,6 +261,19 @@ void CudaBackend::top_k(View<float> values, View<int32_t> ids, View<const float>
 void CudaBackend::merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
                               const int32_t* part_ids, int32_t count, int64_t part_stride) {
     cuda::merge_top_k(values, ids, part_values, part_ids, count, part_stride, stream_.get());
+}
+
+void CudaBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                               const Rows& rows) {
+    cuda::block_tokens(tokens, anchor, path, rows, stream_.get());
+}
+void CudaBackend::accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                                const Rows& rows) {
+    cuda::accept_prefix(write, tokens, target, rows, stream_.get());
+}
+void CudaBackend::merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                                int32_t count, int64_t part_bytes) {
+    cuda::merge_samples(id, scores, ids, m, count, part_bytes, stream_.get());
 }
 
 void CudaBackend::draft_append(const DraftCache& cache, View<const float> key,

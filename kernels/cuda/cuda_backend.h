@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace quadrille::cuda {
 
@@ -31,6 +32,7 @@ class CudaBackend final : public Backend {
 
     std::string name() const override { return "cuda"; }
     std::string device() const override { return device_name_; }
+    std::vector<std::string> libraries() const override;
 
     void* allocate(int64_t bytes) override;
     void release(void* pointer) noexcept override;
@@ -41,6 +43,9 @@ class CudaBackend final : public Backend {
     void copy(void* to, const void* from, int64_t bytes) override;
     void fill_zero(void* to, int64_t bytes) override;
     void synchronize() override { stream_.synchronize(); }
+    void fetch(void* host, const void* from, int64_t bytes) override;
+    bool records() const override { return true; }
+    std::unique_ptr<Recording> record(const std::function<void()>& work) override;
 
     void embed(View<float> out, const int32_t* tokens, const Matrix& table,
                int32_t copies) override;
@@ -79,7 +84,7 @@ class CudaBackend final : public Backend {
                        const int32_t* count, const MlaParams& params, const Rows& rows) override;
 
     void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-               float scale) override;
+               float scale, const Rows& rows) override;
     void moe(View<float> out, View<const float> in, View<const int32_t> ids,
              View<const float> weights, const MoeWeights& experts) override;
 
@@ -89,6 +94,13 @@ class CudaBackend final : public Backend {
                int32_t valid) override;
     void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
                      const int32_t* part_ids, int32_t count, int64_t part_stride) override;
+
+    void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                      const Rows& rows) override;
+    void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                       const Rows& rows) override;
+    void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                       int32_t count, int64_t part_bytes) override;
 
     void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                       const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,

@@ -31,7 +31,7 @@ void copy_rows(View<float> out, View<const float> in, const int32_t* index, cuda
 void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
             cudaStream_t stream);
 void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           float scale, cudaStream_t stream);
+           float scale, const Rows& rows, cudaStream_t stream);
 
 // top_k.cu
 // scratch: top_k_scratch(rows, k, valid) bytes.

@@ -55,6 +55,14 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                    const MlaParams& params, const Rows& rows, float* scratch, KernelSet& kernels,
                    cudaStream_t stream);
 
+// step.cu
+void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                  const Rows& rows, cudaStream_t stream);
+void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target, const Rows& rows,
+                   cudaStream_t stream);
+void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m, int32_t count,
+                   int64_t part_bytes, cudaStream_t stream);
+
 // draft.cu
 void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,

@@ -44,11 +44,18 @@ __global__ void __launch_bounds__(kThreads)
 // A warp per row. A NaN score counts as -inf: never chosen before a number, never chosen twice.
 __global__ void __launch_bounds__(kRouteWarps * 32)
     route_kernel(View<int32_t> ids, View<float> weights, View<const float> logits,
-                 const float* __restrict__ bias, float scale) {
+                 const float* __restrict__ bias, float scale, const Rows rows) {
     extern __shared__ float biased_of_warps[];
     const int64_t row = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / 32;
     if (row >= ids.rows) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (rows.m > 0 && rows.slot[rows.row_sequence[row]] < 0) {
+        for (int64_t slot = lane; slot < ids.cols; slot += 32) {
+            ids.data[row * ids.stride + slot] = -1;
+            weights.data[row * weights.stride + slot] = 0.0f;
+        }
+        return;
+    }
     const auto count = static_cast<int32_t>(logits.cols);
     const float* x = logits.data + row * logits.stride;
     float* biased = biased_of_warps + threadIdx.x / 32 * count;
@@ -95,7 +102,8 @@ void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_i
 }
 
 void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           float scale, cudaStream_t stream) {
+           float scale, const Rows& rows, cudaStream_t stream) {
+    require(rows.m == 0 || rows.m == logits.rows, "route: the rows of the pass");
     require(ids.cols <= logits.cols, "route: at most as many slots as experts");
     require(ids.rows == logits.rows && weights.rows == logits.rows && weights.cols == ids.cols,
             "route: ids and weights are (m, topk)");
@@ -103,7 +111,8 @@ void route(View<int32_t> ids, View<float> weights, View<const float> logits, con
     if (ids.rows == 0 || ids.cols == 0) return;
     const auto blocks = static_cast<unsigned>((ids.rows + kRouteWarps - 1) / kRouteWarps);
     const size_t shared = static_cast<size_t>(logits.cols) * kRouteWarps * sizeof(float);
-    route_kernel<<<blocks, kRouteWarps * 32, shared, stream>>>(ids, weights, logits, bias, scale);
+    route_kernel<<<blocks, kRouteWarps * 32, shared, stream>>>(ids, weights, logits, bias, scale,
+                                                               rows);
     LAUNCH_CHECK();
 }
 

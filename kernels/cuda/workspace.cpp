@@ -2,6 +2,7 @@
 #include "kernels/cuda/workspace.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace quadrille::cuda {
 
@@ -19,7 +20,7 @@ int64_t round_up(int64_t bytes) {
 Workspace::Scope::Scope(Workspace& workspace) : workspace_(workspace) {
     // What the last passes needed together becomes one block, unless a graph is recorded: the
     // pieces hold what a pass that has run before needs.
-    if (workspace.depth_ == 0 && workspace.blocks_.size() > 1 &&
+    if (workspace.depth_ == 0 && workspace.blocks_.size() > 1 && !workspace.keeps_ &&
         !workspace.stream_.is_capturing()) {
         const int64_t total = workspace.bytes();
         workspace.require_free_stream();
@@ -61,6 +62,7 @@ int32_t* Workspace::counters(int64_t count) {
     const int64_t bytes = round_up(count * static_cast<int64_t>(sizeof(int32_t)));
     if (bytes > counters_.bytes()) {
         require_free_stream();
+        if (keeps_) old_counters_.push_back(std::move(counters_));
         counters_ = DeviceBuffer(std::max(2 * bytes, kSmallest));
         CUDA_CHECK(cudaMemsetAsync(counters_.data(), 0, static_cast<size_t>(counters_.bytes()),
                                    stream_.get()));

@@ -38,6 +38,9 @@ class Workspace {
     // follow each other.
     int32_t* counters(int64_t count);
 
+    // From now on no memory is given back before this ends: graphs may work on it.
+    void keep() { keeps_ = true; }
+
     int64_t bytes() const;
 
   private:
@@ -49,7 +52,9 @@ class Workspace {
     size_t block_ = 0;  // the one that is being used
     int64_t used_ = 0;  // of it
     int32_t depth_ = 0;
+    bool keeps_ = false;
     DeviceBuffer counters_;
+    std::vector<DeviceBuffer> old_counters_;  // that graphs may still use
 };
 
 }  // namespace quadrille::cuda

@@ -33,8 +33,8 @@ class Spoilt final : public ForwardBackend {
         if (spoil) spoil(out);
     }
     void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-               float scale) override {
-        inner().route(ids, weights, logits, bias, scale);
+               float scale, const Rows& rows) override {
+        inner().route(ids, weights, logits, bias, scale, rows);
         if (swap) std::swap(ids.row(0)[0], ids.row(0)[1]);
     }
     void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,

@@ -24,7 +24,8 @@ TEST(Route, ChoosesByBiasedScoreAndWeighsByScore) {
     const std::vector<float> bias = random.normals(kExperts);
     Guarded<int32_t> ids(kRows, kTopk, 1);
     Guarded<float> weights(kRows, kTopk, 2);
-    backend.route(ids.view(), weights.view(), {logits.data(), kRows, kExperts}, bias.data(), 2.5f);
+    backend.route(ids.view(), weights.view(), {logits.data(), kRows, kExperts}, bias.data(), 2.5f,
+                  Rows());
     EXPECT_TRUE(ids.written());
     EXPECT_TRUE(weights.written());
     std::vector<float> expected;
@@ -59,7 +60,7 @@ TEST(Route, TiesGoToTheLowestIdAndNanIsChosenLast) {
     const std::vector<float> logits = {1, 2, 2, 1, 0, NAN, -3, NAN, NAN, NAN, NAN, NAN};
     Guarded<int32_t> ids(3, 3);
     Guarded<float> weights(3, 3);
-    backend.route(ids.view(), weights.view(), {logits.data(), 3, 4}, bias.data(), 1.0f);
+    backend.route(ids.view(), weights.view(), {logits.data(), 3, 4}, bias.data(), 1.0f, Rows());
     EXPECT_TRUE(same(ids.values(), std::vector<int32_t>{1, 2, 0, 0, 2, 1, 0, 1, 2}));
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace quadrille::test {
 
@@ -18,6 +19,7 @@ class ForwardBackend : public Backend {
 
     std::string name() const override { return inner_->name(); }
     std::string device() const override { return inner_->device(); }
+    std::vector<std::string> libraries() const override { return inner_->libraries(); }
     bool on_host() const override { return inner_->on_host(); }
 
     void* allocate(int64_t bytes) override { return inner().allocate(bytes); }
@@ -102,8 +104,8 @@ class ForwardBackend : public Backend {
         inner().mla_attention(out, query, kv_b, latents, selected, count, params, rows);
     }
     void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-               float scale) override {
-        inner().route(ids, weights, logits, bias, scale);
+               float scale, const Rows& rows) override {
+        inner().route(ids, weights, logits, bias, scale, rows);
     }
     void moe(View<float> out, View<const float> in, View<const int32_t> ids,
              View<const float> weights, const MoeWeights& experts) override {
@@ -143,6 +145,18 @@ class ForwardBackend : public Backend {
                    View<const float> logits, const SampleRow* rows, int32_t count, int32_t first_id,
                    int32_t valid) override {
         inner().sample_at(values, raw, ids, logits, rows, count, first_id, valid);
+    }
+    void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                      const Rows& rows) override {
+        inner().block_tokens(tokens, anchor, path, rows);
+    }
+    void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                       const Rows& rows) override {
+        inner().accept_prefix(write, tokens, target, rows);
+    }
+    void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                       int32_t count, int64_t part_bytes) override {
+        inner().merge_samples(id, scores, ids, m, count, part_bytes);
     }
     void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                       const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,

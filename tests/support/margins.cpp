@@ -73,8 +73,8 @@ void MarginBackend::index_select(View<int32_t> selected, int32_t* count, View<co
 }
 
 void MarginBackend::route(View<int32_t> ids, View<float> weights, View<const float> logits,
-                          const float* bias, float scale) {
-    inner().route(ids, weights, logits, bias, scale);
+                          const float* bias, float scale, const Rows& rows) {
+    inner().route(ids, weights, logits, bias, scale, rows);
     const auto biases = fetch(bias, logits.cols);
     for (const Last& last : last_) {
         std::vector<double> scores;

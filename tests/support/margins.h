@@ -34,7 +34,7 @@ class MarginBackend final : public ForwardBackend {
                       View<const float> weight, const IndexCache& cache, const IndexParams& params,
                       const Rows& rows) override;
     void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-               float scale) override;
+               float scale, const Rows& rows) override;
 
   private:
     template <class T>
