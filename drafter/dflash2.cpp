@@ -57,33 +57,42 @@ DFlash2::DFlash2(Backend& backend, Communicator& comm, Position& position,
 }
 
 void DFlash2::append(View<const float> taps, std::span<const uint8_t> write, const Rows& rows) {
+    require(std::ssize(write) == rows.m, "append: which of the rows to write");
+    write_.upload(write);
+    append_on_backend(taps, write_.data(), rows);
+}
+
+void DFlash2::append_on_backend(View<const float> taps, const uint8_t* write, const Rows& rows) {
     const int64_t m = rows.m;
-    require(taps.rows == m && std::ssize(write) == m && taps.cols == fc_.k,
+    require(taps.rows == m && taps.cols == fc_.k,
             "append: taps (m, taps hidden) of the target's last forward");
     appended_ = m;
-    write_.upload(write);
     const View<float> features = features_.first(m);
     backend_.linear(features, taps, fc_);
     backend_.rms_norm(features, features, hidden_norm_, norm_eps_);
-    for (const DraftLayer& layer : layers_) layer.append(features, write_.data(), rows, scratch_);
+    for (const DraftLayer& layer : layers_) layer.append(features, write, rows, scratch_);
 }
 
-void DFlash2::run_block(std::span<const DraftRequest> requests) {
-    batch_.clear(false);
-    for (const DraftRequest& request : requests) {
-        block_tokens_.front() = request.anchor;
-        batch_.add(request.slot, request.position, 0, block_tokens_, Logits::none);
-    }
-    batch_.upload();
-    const View<float> rows = rows_.first(batch_.m());
-    backend_.embed(rows, batch_.tokens(), embedding_, 1);
+void DFlash2::run_block(const Rows& of, const int32_t* tokens) {
+    const View<float> rows = rows_.first(of.m);
+    backend_.embed(rows, tokens, embedding_, 1);
     for (size_t l = 0; l < layers_.size(); ++l) {
         position_.layer(static_cast<int32_t>(l));
         position_.op("draft layer");
-        layers_[l].forward(rows, batch_.rows(), scratch_, reduce_ ? &*reduce_ : nullptr);
+        layers_[l].forward(rows, of, scratch_, reduce_ ? &*reduce_ : nullptr);
     }
     position_.layer(-1);
-    backend_.rms_norm(hidden_.first(batch_.m()), rows, norm_, norm_eps_);
+    backend_.rms_norm(hidden_.first(of.m), rows, norm_, norm_eps_);
+    proposed_ = of.sequences;
+}
+
+View<const int32_t> DFlash2::propose_on_backend(int32_t k, const DraftPass& pass) {
+    require(k > 0 && k <= max_k() && pass.rows.sequences <= limits_.slots &&
+                pass.rows.m == pass.rows.sequences * block_,
+            "propose: K within the block, whole blocks within the slots");
+    run_block(pass.rows, pass.tokens);
+    position_.op("draft selector");
+    return selector_.choose_on_backend(hidden(), k, pass);
 }
 
 void DFlash2::propose(std::span<int32_t> drafts, int32_t k,
@@ -92,7 +101,13 @@ void DFlash2::propose(std::span<int32_t> drafts, int32_t k,
             "propose: K within the block, requests within the slots");
     proposed_ = std::ssize(requests);
     if (k == 0 || requests.empty()) return;
-    run_block(requests);
+    batch_.clear(false);
+    for (const DraftRequest& request : requests) {
+        block_tokens_.front() = request.anchor;
+        batch_.add(request.slot, request.position, 0, block_tokens_, Logits::none);
+    }
+    batch_.upload();
+    run_block(batch_.rows(), batch_.tokens());
     position_.op("draft selector");
     selector_.choose(drafts, hidden(), k, requests);
 }

@@ -46,6 +46,11 @@ class DFlash2 final : public Drafter {
 
     DraftCandidates candidates() const override { return selector_.candidates(); }
 
+    int32_t backend_block() const override { return block_; }
+    int32_t mask_token() const override { return block_tokens_.back(); }
+    void append_on_backend(View<const float> taps, const uint8_t* write, const Rows& rows) override;
+    View<const int32_t> propose_on_backend(int32_t k, const DraftPass& pass) override;
+
     int64_t weight_bytes() const { return loader_.bytes(); }
 
     // Of the last append: (m, hidden) after fc and hidden_norm.
@@ -59,7 +64,8 @@ class DFlash2 final : public Drafter {
                                                      int64_t last) const;
 
   private:
-    void run_block(std::span<const DraftRequest> requests);
+    // hidden_ of whole blocks; tokens (m) in backend memory.
+    void run_block(const Rows& rows, const int32_t* tokens);
 
     Backend& backend_;
     Position& position_;

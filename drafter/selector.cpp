@@ -70,6 +70,26 @@ const SampleRow* Selector::upload_draws(std::span<const DraftRequest> requests) 
     return draws_.data();
 }
 
+View<const int32_t> Selector::walk(View<const float> hidden, int32_t k, const DraftPass& pass,
+                                   bool kept) {
+    const int64_t sequences = pass.rows.sequences;
+    const int64_t m = sequences * k;
+    rows_ = m;
+    backend_.copy_rows(hidden_.first(m), hidden, pass.predict);
+    backend_.linear(logits_.first(m), hidden_.first(m), head_);
+    find_candidates(m);
+    View<const float> projected;
+    if (rank_ > 0) {
+        backend_.linear(projected_.first(m), hidden_.first(m), projection_);
+        projected = projected_.first(m);
+    }
+    const View<float> scores = kept ? scores_.first(m) : View<float>();
+    const View<int32_t> path(path_.data(), sequences, k);
+    backend_.walk_path(path, scores, values_.first(m), ids_.first(m), projected, predecessor_,
+                       successor_, pass.anchor, pass.draws);
+    return path;
+}
+
 void Selector::choose(std::span<int32_t> drafts, View<const float> hidden, int32_t k,
                       std::span<const DraftRequest> requests) {
     const int64_t m = std::ssize(requests) * k;
@@ -82,23 +102,15 @@ void Selector::choose(std::span<int32_t> drafts, View<const float> hidden, int32
     }
     for (const DraftRequest& request : requests) staged_.push_back(request.anchor);
     index_.upload(staged_);
-
-    rows_ = m;
-    backend_.copy_rows(hidden_.first(m), hidden, index_.data());
-    backend_.linear(logits_.first(m), hidden_.first(m), head_);
-    find_candidates(m);
-    View<const float> projected;
-    if (rank_ > 0) {
-        backend_.linear(projected_.first(m), hidden_.first(m), projection_);
-        projected = projected_.first(m);
-    }
     const bool kept = std::any_of(
         requests.begin(), requests.end(),
         [](const DraftRequest& request) { return request.draw.stream == Stream::draft; });
-    const View<float> scores = kept ? scores_.first(m) : View<float>();
-    backend_.walk_path({path_.data(), std::ssize(requests), k}, scores, values_.first(m),
-                       ids_.first(m), projected, predecessor_, successor_, index_.data() + m,
-                       upload_draws(requests));
+    DraftPass pass;
+    pass.rows.sequences = static_cast<int32_t>(requests.size());
+    pass.predict = index_.data();
+    pass.anchor = index_.data() + m;
+    pass.draws = upload_draws(requests);
+    walk(hidden, k, pass, kept);
     if (kept) {
         host_ids_.resize(static_cast<size_t>(m * top_));
         host_scores_.resize(host_ids_.size());

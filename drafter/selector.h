@@ -30,6 +30,12 @@ class Selector {
     void choose(std::span<int32_t> drafts, View<const float> hidden, int32_t k,
                 std::span<const DraftRequest> requests);
 
+    // The same with inputs in backend memory: drafts (sequences, k) there.
+    View<const int32_t> choose_on_backend(View<const float> hidden, int32_t k,
+                                          const DraftPass& pass) {
+        return walk(hidden, k, pass, false);
+    }
+
     // Of the last choice, where a request of it drew from Stream::draft; else of an earlier one.
     DraftCandidates candidates() const { return {top_, host_ids_, host_scores_}; }
 
@@ -37,6 +43,8 @@ class Selector {
     View<const float> logits() const { return logits_.first(rows_); }
 
   private:
+    // path_: of pass.rows.sequences; kept: scores_ too.
+    View<const int32_t> walk(View<const float> hidden, int32_t k, const DraftPass& pass, bool kept);
     // values_ and ids_: the best candidates of each row over the whole vocabulary.
     void find_candidates(int64_t m);
     // The requests' draws in backend memory; nullptr where all are greedy and without a penalty.

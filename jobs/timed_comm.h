@@ -56,6 +56,8 @@ class TimedComm final : public Communicator {
     void barrier() override {
         timed([&] { comm_.barrier(); });
     }
+    bool recordable() const override { return comm_.recordable(); }
+    void abort() noexcept override { comm_.abort(); }
 
   private:
     template <class Call>

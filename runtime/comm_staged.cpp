@@ -78,6 +78,7 @@ class StagedComm final : public Communicator {
     }
     int64_t max_host(int64_t value) override { return host_.max_host(value); }
     void barrier() override { host_.barrier(); }
+    bool recordable() const override { return size() == 1; }
 
   private:
     // Whether there was nothing to exchange with others.

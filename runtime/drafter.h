@@ -31,6 +31,16 @@ struct DraftCandidates {
     std::span<const float> scores;  // logits before temperature; -inf: none
 };
 
+// A proposal whose inputs lie in backend memory: whole blocks [anchor, MASK, ...], padded ones with
+// slot -1.
+struct DraftPass {
+    Rows rows;
+    const int32_t* tokens = nullptr;   // (sequences * block)
+    const int32_t* predict = nullptr;  // (sequences * k) rows that predict the first k slots
+    const int32_t* anchor = nullptr;   // (sequences); -1: padding
+    const SampleRow* draws = nullptr;  // (sequences), coupled; nullptr: all greedy
+};
+
 class Drafter {
   public:
     virtual ~Drafter() = default;
@@ -48,6 +58,15 @@ class Drafter {
                          std::span<const DraftRequest> requests) = 0;
     // Of the last proposal, where a request of it drew from Stream::draft.
     virtual DraftCandidates candidates() const { return {}; }
+
+    // ---- the same without the host, for a step that stays on the backend ------------------------
+    // Rows of a block; 0: this drafter needs the host.
+    virtual int32_t backend_block() const { return 0; }
+    virtual int32_t mask_token() const { return -1; }
+    // write (m) in backend memory.
+    virtual void append_on_backend(View<const float>, const uint8_t*, const Rows&) {}
+    // Drafts (sequences, k) in backend memory, valid until the next proposal.
+    virtual View<const int32_t> propose_on_backend(int32_t, const DraftPass&) { return {}; }
 };
 
 }  // namespace quadrille

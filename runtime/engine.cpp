@@ -56,6 +56,9 @@ EngineStats& EngineStats::operator+=(const EngineStats& other) {
     verify_seconds += other.verify_seconds;
     accept_seconds += other.accept_seconds;
     context_seconds += other.context_seconds;
+    recorded_steps += other.recorded_steps;
+    gaps += other.gaps;
+    gap_seconds += other.gap_seconds;
     return *this;
 }
 
@@ -80,6 +83,15 @@ Engine::Engine(Backend& backend, Communicator& comm, Position& position, TargetM
                 options.max_batched_tokens % kPrefillGrid == 0 &&
                 options.max_batched_tokens <= batch_rows(model),
             "prefill passes of whole grid cells inside the model's largest pass");
+    const bool recorded = options.steps == StepWay::recorded;
+    const bool possible =
+        recorded ? backend.records() && comm.recordable() : options.steps == StepWay::whole;
+    if (possible && (drafter == nullptr || drafter->backend_block() > 0)) {
+        device_step_.emplace(
+            backend, comm, position, model, drafter,
+            DeviceStepOptions{
+                .known_tokens = options.known_tokens, .max_k = k_, .recorded = recorded});
+    }
     for (int32_t slot = model.limits().slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
     running_.reserve(static_cast<size_t>(model.limits().slots));
 }
@@ -142,6 +154,7 @@ void Engine::step() {
                                      [](const Sequence& s) { return s.prefilling(); });
     if (reading) {
         position_.enter(stats_.steps, "prefill");
+        if (device_step_) device_step_->pause();
         prefill();
         stats_.prefill_seconds += seconds_since(start);
     } else {
@@ -296,6 +309,56 @@ std::span<const int32_t> Engine::verified_drafts(size_t running, int32_t k) cons
 
 void Engine::decode() {
     const int32_t k = k_;
+    if (takes_whole_step()) {
+        decode_whole(k);
+    } else {
+        if (device_step_) device_step_->pause();
+        decode_in_parts(k);
+    }
+    stats_.decode_records += std::ssize(running_);
+}
+
+// The same on every rank: it depends on the options of the records alone.
+bool Engine::takes_whole_step() const {
+    return device_step_ && options_.accept == AcceptRule::coupled &&
+           std::all_of(running_.begin(), running_.end(), [](const Sequence& sequence) {
+               return draws_plainly(sequence.prompt.options);
+           });
+}
+
+void Engine::decode_whole(int32_t k) {
+    Laps laps;
+    step_records_.clear();
+    for (size_t i = 0; i < running_.size(); ++i) {
+        const Sequence& sequence = running_[i];
+        const auto drafts = std::min<int64_t>(k, end_rule(sequence).tokens_left);
+        step_records_.push_back({.slot = sequence.slot,
+                                 .position = sequence.position,
+                                 .pending = sequence.pending,
+                                 .anchor = sequence.result.tokens.back(),
+                                 .drafts = static_cast<int32_t>(drafts),
+                                 .draw = sample_row(sequence.prompt.options, sequence.seed,
+                                                    int64_t{sequence.position} + 1, nullptr)});
+    }
+    position_.op("whole step");
+    device_step_->run(step_records_, k);
+    laps.end(stats_.verify_seconds);
+    stats_.recorded_steps = device_step_->replays();
+    stats_.gaps = device_step_->gaps();
+    stats_.gap_seconds = device_step_->gap_seconds();
+    drafts_.assign(device_step_->drafts().begin(), device_step_->drafts().end());
+    if (k > 0) add_to_hash(drafts_);
+    step_choices_.resize(device_step_->targets().size());
+    for (size_t row = 0; row < step_choices_.size(); ++row) {
+        const int32_t token = device_step_->targets()[row];
+        if (token < 0) fail_empty_row(static_cast<int64_t>(row));
+        step_choices_[row].token = token;
+    }
+    finish_decode(k, step_choices_);
+    laps.end(stats_.accept_seconds);
+}
+
+void Engine::decode_in_parts(int32_t k) {
     Laps laps;
     draft(k);
     laps.end(stats_.draft_seconds);
@@ -320,8 +383,15 @@ void Engine::decode() {
     const View<const float> logits = model_.forward(batch_);
     laps.end(stats_.verify_seconds);
     position_.op("sample");
-    const std::span<const Choice> choices = sampler_.draw(logits, draws_, history_);
-    if (drafter_ != nullptr) write_.assign(static_cast<size_t>(batch_.m()), 0);
+    finish_decode(k, sampler_.draw(logits, draws_, history_));
+    laps.end(stats_.accept_seconds);
+    position_.op("draft context");
+    if (drafter_ != nullptr) drafter_->append(model_.taps(), write_, batch_.rows());
+    laps.end(stats_.context_seconds);
+}
+
+void Engine::finish_decode(int32_t k, std::span<const Choice> choices) {
+    write_.assign(choices.size(), 0);
     size_t row = 0;
     for (size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = running_[i];
@@ -333,16 +403,14 @@ void Engine::decode() {
         // Rows 0..accepted hold tokens that stay; of a finished record nothing is needed any more.
         sequence.pending = outcome.accepted + 1;
         sequence.position += sequence.pending;
-        if (drafter_ != nullptr) {
-            std::fill_n(write_.begin() + static_cast<int64_t>(row), sequence.pending, uint8_t{1});
-        }
+        std::fill_n(write_.begin() + static_cast<int64_t>(row), sequence.pending, uint8_t{1});
         row += drafts.size() + 1;
     }
-    stats_.decode_records += std::ssize(running_);
-    laps.end(stats_.accept_seconds);
-    position_.op("draft context");
-    if (drafter_ != nullptr) drafter_->append(model_.taps(), write_, batch_.rows());
-    laps.end(stats_.context_seconds);
+}
+
+void Engine::clear_stats() {
+    stats_ = {};
+    if (device_step_) device_step_->clear_counts();
 }
 
 void Engine::retire() {

@@ -9,6 +9,7 @@
 #include "io/tokenizer.h"
 #include "runtime/accept.h"
 #include "runtime/comm.h"
+#include "runtime/device_step.h"
 #include "runtime/drafter.h"
 #include "runtime/position.h"
 #include "runtime/sampler.h"
@@ -19,11 +20,19 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace quadrille {
+
+// How a decode step reaches the backend. in_parts: the host reads drafts and choices between its
+// parts. whole: as one sequence of work (runtime/device_step.h). recorded: the same, recorded and
+// replayed where backend and communicator can, else in_parts. A step with a record that needs the
+// host between (filters, penalties, log probabilities, rejection) is always taken in parts. The
+// results are the same.
+enum class StepWay : uint8_t { in_parts, whole, recorded };
 
 struct EngineOptions {
     int32_t max_batched_tokens = 4096;  // rows of a prefill pass; a multiple of kPrefillGrid
@@ -33,6 +42,7 @@ struct EngineOptions {
     uint64_t seed = 0;  // of the run, for records without a seed of their own
     AcceptRule accept = AcceptRule::coupled;
     const Tokenizer* tokenizer = nullptr;  // for stop strings; nullptr: they are record errors
+    StepWay steps = StepWay::recorded;
 };
 
 // Chunks of a prompt end at multiples of this, counted from its own first token, so that a chunked
@@ -48,11 +58,16 @@ struct EngineStats {
     double prefill_seconds = 0;
     double decode_seconds = 0;
     // Parts of decode_seconds. Where a backend runs behind the host, time shows where the host
-    // waits for it: mostly in accept.
+    // waits for it: mostly in accept. A step that is not taken in parts counts under verify.
     double draft_seconds = 0;    // the drafter's blocks
     double verify_seconds = 0;   // the target's forward
     double accept_seconds = 0;   // choice of tokens, acceptance
     double context_seconds = 0;  // rows appended to the drafter's context
+    int64_t recorded_steps = 0;  // decode steps replayed from a recording
+    // Between recorded steps that follow each other: from the results of one to the start of the
+    // next, while the backend has nothing to do.
+    int64_t gaps = 0;
+    double gap_seconds = 0;
 
     EngineStats& operator+=(const EngineStats& other);
 };
@@ -76,6 +91,8 @@ class Engine {
 
     void set_k(int32_t k);  // from the next step on; at most EngineOptions::k
     const EngineStats& stats() const { return stats_; }
+    // Counts from zero again.
+    void clear_stats();
 
   private:
     struct Sequence {
@@ -93,6 +110,12 @@ class Engine {
     void admit();
     void prefill();
     void decode();
+    void decode_in_parts(int32_t k);
+    void decode_whole(int32_t k);
+    bool takes_whole_step() const;
+    // Ends a decode step: the target's choices of the verified rows against drafts_. write_: the
+    // rows that stay.
+    void finish_decode(int32_t k, std::span<const Choice> choices);
     void draft(int32_t k);
     std::span<const int32_t> verified_drafts(size_t running, int32_t k) const;
     EndRule end_rule(const Sequence& sequence) const;
@@ -118,6 +141,9 @@ class Engine {
     Sampler sampler_;
     TokenHistory history_;
     StepBatch batch_;
+    std::optional<DeviceStep> device_step_;
+    std::vector<StepRecord> step_records_;
+    std::vector<Choice> step_choices_;
     std::deque<Prompt> queue_;
     std::vector<Sequence> running_;  // admission order
     std::vector<int32_t> free_slots_;

@@ -49,7 +49,8 @@ FfnLayer::FfnLayer(Backend& backend, WeightLoader& loader, const std::string& pr
     moe_.limit = limit_;
 }
 
-void FfnLayer::forward(View<float> partial, View<const float> in, FfnScratch& scratch) const {
+void FfnLayer::forward(View<float> partial, View<const float> in, const Rows& rows,
+                       FfnScratch& scratch) const {
     const int64_t m = in.rows;
     if (kind_ == FfnKind::dense) {
         const View<float> gate = scratch.gate.first(m);
@@ -61,7 +62,7 @@ void FfnLayer::forward(View<float> partial, View<const float> in, FfnScratch& sc
     }
     backend_.linear(scratch.router.first(m), in, router_);
     backend_.route(scratch.ids.first(m), scratch.weights.first(m), scratch.router.first(m),
-                   router_bias_, routed_scale_);
+                   router_bias_, routed_scale_, rows);
     backend_.moe(partial, in, scratch.ids.first(m), scratch.weights.first(m), moe_);
 }
 

@@ -30,7 +30,8 @@ class FfnLayer {
              const ModelConfig& config, const ShardPlan& plan);
 
     // partial (m, hidden): this rank's share; in (m, hidden) normed.
-    void forward(View<float> partial, View<const float> in, FfnScratch& scratch) const;
+    void forward(View<float> partial, View<const float> in, const Rows& rows,
+                 FfnScratch& scratch) const;
 
   private:
     Backend& backend_;

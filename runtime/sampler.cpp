@@ -40,11 +40,6 @@ RejectionRule rejection_of(const DrawRequest& request, double inverse_temperatur
             .position = request.position};
 }
 
-[[noreturn]] void fail_empty(int64_t row) {
-    throw Error(ErrorKind::internal,
-                fmt::format("row {} of the pass has no logit that is a number", row));
-}
-
 // The rejection rule over all ids that the filters keep.
 Candidate reject_among(std::span<const Candidate> kept, const DrawRequest& request,
                        double inverse_temperature) {
@@ -68,6 +63,16 @@ Candidate reject_among(std::span<const Candidate> kept, const DrawRequest& reque
 }
 
 }  // namespace
+
+void fail_empty_row(int64_t row) {
+    throw Error(ErrorKind::internal,
+                fmt::format("row {} of the pass has no logit that is a number", row));
+}
+
+bool draws_plainly(const RecordOptions& options) {
+    return options.repetition_penalty == 1.0 && options.logprobs < 0 &&
+           (options.temperature == 0.0 || !filter_of(options, 1.0).is_on());
+}
 
 SampleRow sample_row(const RecordOptions& options, uint64_t seed, int64_t position,
                      const uint32_t* seen) {
@@ -118,7 +123,7 @@ std::span<const int32_t> Sampler::greedy(View<const float> logits) {
                 token = id;
             }
         }
-        if (token < 0) fail_empty(row);
+        if (token < 0) fail_empty_row(row);
         tokens_[static_cast<size_t>(row)] = token;
     }
     return {tokens_.data(), static_cast<size_t>(m)};
@@ -146,7 +151,7 @@ std::span<const Choice> Sampler::draw(View<const float> logits,
         const Candidate chosen = places_[i].filtered < 0 ? choose(places_[i], requests[i])
                                                          : choose_filtered(places_[i], row, logits,
                                                                            requests[i], history);
-        if (chosen.id < 0) fail_empty(row);
+        if (chosen.id < 0) fail_empty_row(row);
         choices_[i].token = chosen.id;
         const int64_t alternatives = requests[i].options->logprobs;
         if (alternatives >= 0) set_logprobs(choices_[i], places_[i], chosen.raw, alternatives);

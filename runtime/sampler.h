@@ -81,6 +81,13 @@ class Sampler {
     std::vector<Choice> choices_;
 };
 
+// A row whose logits leave nothing to choose.
+[[noreturn]] void fail_empty_row(int64_t row);
+
+// Whether a row's token is the best of two numbers a rank, score and id: greedy or drawn, without
+// filters, penalty and logprobs.
+bool draws_plainly(const RecordOptions& options);
+
 // What the ops read of a record's options; its row and the drafts of its history are left out.
 SampleRow sample_row(const RecordOptions& options, uint64_t seed, int64_t position,
                      const uint32_t* seen);

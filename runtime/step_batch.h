@@ -13,6 +13,14 @@ namespace quadrille {
 
 enum class Logits : uint8_t { none, last, all };
 
+// A pass in backend memory.
+struct PassInputs {
+    Rows rows;
+    const int32_t* tokens = nullptr;      // (m)
+    const int32_t* logit_rows = nullptr;  // (logit_count) rows that want logits
+    int32_t logit_count = 0;
+};
+
 class StepBatch {
   public:
     StepBatch(Backend& backend, int32_t max_rows, int32_t max_sequences);
@@ -24,6 +32,7 @@ class StepBatch {
              Logits logits);
     void upload();
 
+    PassInputs inputs() const { return {rows(), tokens(), logit_rows(), logit_count()}; }
     Rows rows() const;                  // backend pointers, valid after upload()
     const int32_t* tokens() const;      // (m)
     const int32_t* logit_rows() const;  // (logit_count) rows that want logits

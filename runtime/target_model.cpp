@@ -108,13 +108,13 @@ void TargetModel::leave(int64_t m) {
     backend_.hyper_out(streams_.first(m), sum_.first(m), post_.first(m), mix_.first(m));
 }
 
-View<const float> TargetModel::forward(const StepBatch& batch) {
-    const Rows rows = batch.rows();
+View<const float> TargetModel::forward(const PassInputs& pass) {
+    const Rows& rows = pass.rows;
     const int64_t m = rows.m;
     rows_ = m;
-    logit_count_ = batch.logit_count();
+    logit_count_ = pass.logit_count;
     position_.op("embed");
-    backend_.embed(streams_.first(m), batch.tokens(), embedding_, hyper_.streams);
+    backend_.embed(streams_.first(m), pass.tokens, embedding_, hyper_.streams);
     size_t tap = 0;
     for (size_t l = 0; l < layers_.size(); ++l) {
         const Layer& layer = layers_[l];
@@ -129,7 +129,7 @@ View<const float> TargetModel::forward(const StepBatch& batch) {
         leave(m);
         position_.op("ffn");
         enter(layer.ffn_site, m);
-        layer.ffn->forward(partial_.first(m), in_.first(m), ffn_scratch_);
+        layer.ffn->forward(partial_.first(m), in_.first(m), rows, ffn_scratch_);
         leave(m);
         if (tap < tap_layers_.size() && tap_layers_[tap] == static_cast<int64_t>(l)) {
             const int64_t column = static_cast<int64_t>(tap++) * config_.hidden_size;
@@ -143,7 +143,7 @@ View<const float> TargetModel::forward(const StepBatch& batch) {
     if (logit_count_ == 0) return logits;
     backend_.stream_mean(mean_.first(m), streams_.first(m), hyper_.streams);
     const View<float> hidden = hidden_.first(logit_count_);
-    backend_.copy_rows(hidden, mean_.first(m), batch.logit_rows());
+    backend_.copy_rows(hidden, mean_.first(m), pass.logit_rows);
     backend_.rms_norm(hidden, hidden, final_norm_, hyper_.norm_eps);
     backend_.linear(logits, hidden, head_);
     return logits;

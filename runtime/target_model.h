@@ -43,7 +43,8 @@ class TargetModel {
 
     // One pass over an uploaded batch. Returns logits (logit_count, vocab part) of this rank; they,
     // taps() and hidden() stay valid until the next forward.
-    View<const float> forward(const StepBatch& batch);
+    View<const float> forward(const StepBatch& batch) { return forward(batch.inputs()); }
+    View<const float> forward(const PassInputs& pass);
     // (m, taps * hidden): stream means of the rows of the last forward, taps side by side.
     View<const float> taps() const { return taps_out_.first(rows_); }
     // (logit_count, hidden): final norm of the rows that wanted logits.
