@@ -9,20 +9,25 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
 struct BackendChoice {
     std::unique_ptr<Backend> backend;
-    std::unique_ptr<Communicator> staged;  // where MPI cannot reach the backend's memory, else null
+    // NCCL's, or MPI's by way of host memory; null where MPI reaches the backend's memory itself.
+    std::unique_ptr<Communicator> device_comm;
+    std::vector<std::string> libraries;  // what this rank runs on, with versions, for provenance
 
-    // The communicator for the model: `staged`, or `host` itself.
-    Communicator& comm(Communicator& host) const { return staged ? *staged : host; }
+    // The communicator for the model.
+    Communicator& comm(Communicator& host) const { return device_comm ? *device_comm : host; }
 };
 
 // `name` as --backend takes it; "auto": the GPU where every rank has one, else the CPU. Several
-// ranks of a host share its GPUs in turn. Collective over `comm`; AgreedError as make_backend's.
-BackendChoice choose_backend(const std::string& name, const MpiSession& session, Communicator& comm,
-                             Log& log);
+// ranks of a host share its GPUs in turn. `comm_name` as --comm takes it; "auto": NCCL between
+// several ranks that each have a GPU, where every rank has the same NCCL; else MPI. Collective over
+// `comm`; AgreedError as make_backend's, and for "nccl" what keeps ranks from it.
+BackendChoice choose_backend(const std::string& name, const std::string& comm_name,
+                             const MpiSession& session, Communicator& comm, Log& log);
 
 }  // namespace quadrille

@@ -32,9 +32,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 namespace quadrille {
 
@@ -68,7 +70,7 @@ class BenchJob {
     int64_t most_records() const { return std::ranges::max(options_.concurrency); }
     int32_t most_drafts() const { return static_cast<int32_t>(std::ranges::max(options_.k)); }
 
-    Engine make_engine(int32_t k);
+    Engine& engine_of(int32_t k);
     void warm_up(int32_t k, int64_t concurrency);
     Measured measure_once(int32_t k, int64_t concurrency);
     BenchRun measure(int32_t k, int64_t concurrency);
@@ -91,6 +93,9 @@ class BenchJob {
     BenchShape shape_;
     std::optional<TargetModel> model_;
     std::optional<DFlash2> drafter_;
+    std::map<int32_t, Engine> engines_;  // by K: recorded steps live as long as their engine
+    // Of a decode pass, by the bucket of its records: replayed collectives are not counted.
+    std::map<std::pair<int32_t, int32_t>, CollectiveCounts> pass_collectives_;
     StepModel step_model_;
     MachineRates rates_;
     std::optional<CollectiveRuler> collectives_;
@@ -108,7 +113,7 @@ BenchJob::BenchJob(const BenchOptions& options, MpiSession& session)
                                     options.tp, session.size(), placement.groups));
         }
     });
-    device_ = choose_backend(options.backend, session, host_, log_);
+    device_ = choose_backend(options.backend, options.comm, session, host_, log_);
     comm_.emplace(device_.comm(host_));
     agree(host_, "checkpoint", [&] { read_checkpoint(); });
     agree(host_, "files", [&] {
@@ -214,25 +219,31 @@ void BenchJob::set_up_floor() {
         plan_draft(*draft_config_, options_.draft_placement, host_.size(), host_.rank());
 }
 
-Engine BenchJob::make_engine(int32_t k) {
+Engine& BenchJob::engine_of(int32_t k) {
     const int32_t rows = model_->limits().max_rows;
-    return Engine(*device_.backend, *comm_, position_, *model_, k > 0 ? &*drafter_ : nullptr,
-                  {.max_batched_tokens = static_cast<int32_t>(rows / kPrefillGrid * kPrefillGrid),
-                   .k = k,
-                   .known_tokens = shape_.known_tokens,
-                   .eos = config_.eos_token_ids});
+    const EngineOptions options = {
+        .max_batched_tokens = static_cast<int32_t>(rows / kPrefillGrid * kPrefillGrid),
+        .k = k,
+        .known_tokens = shape_.known_tokens,
+        .eos = config_.eos_token_ids,
+        .steps = options_.eager ? StepWay::in_parts : StepWay::recorded};
+    return engines_
+        .try_emplace(k, *device_.backend, *comm_, position_, *model_, k > 0 ? &*drafter_ : nullptr,
+                     options)
+        .first->second;
 }
 
-// A few steps, so that memory is touched and scratch has its size.
+// A few steps, so that memory is touched, scratch has its size and full steps are recorded.
 void BenchJob::warm_up(int32_t k, int64_t concurrency) {
-    Engine engine = make_engine(k);
+    Engine& engine = engine_of(k);
     for (const Prompt& prompt : prompts_) {
         if (engine.in_flight() == concurrency) break;
         Prompt shorter = prompt;
-        shorter.options.max_new_tokens = std::min<int64_t>(options_.new_tokens, 2 * (k + 1) + 1);
+        shorter.options.max_new_tokens = std::min<int64_t>(options_.new_tokens, 3 * (k + 1) + 1);
         engine.submit(std::move(shorter));
     }
     while (!engine.idle()) engine.step();
+    engine.take_finished();
 }
 
 Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
@@ -242,7 +253,9 @@ Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
     run.concurrency = concurrency;
     run.tokens.resize(prompts_.size());
     measured.passes_by_records.resize(static_cast<size_t>(model_->limits().slots) + 1);
-    Engine engine = make_engine(k);
+    Engine& engine = engine_of(k);
+    engine.clear_stats();
+    comm_->take_counts();
     comm_->barrier();
     for (size_t next = 0; next < prompts_.size() || !engine.idle();) {
         while (next < prompts_.size() && engine.in_flight() < concurrency) {
@@ -255,7 +268,15 @@ Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
         const EngineStats& after = engine.stats();
         const bool decoded = after.decode_steps > before.decode_steps;
         (decoded ? run.decode_collectives : run.prefill_collectives) += comm_->seconds() - waited;
-        for (const auto& [collective, count] : comm_->take_counts()) {
+        CollectiveCounts counts = comm_->take_counts();
+        if (decoded) {
+            const auto records = static_cast<int32_t>(after.decode_records - before.decode_records);
+            CollectiveCounts& known =
+                pass_collectives_[{k, step_bucket(records, model_->limits().slots)}];
+            if (after.recorded_steps > before.recorded_steps) counts = known;
+            known = counts;
+        }
+        for (const auto& [collective, count] : counts) {
             (decoded ? measured.decode : measured.prefill)[collective] += count;
         }
         if (decoded) {
@@ -328,6 +349,7 @@ BenchReport BenchJob::report() const {
     report.draft = options_.draft == "none" ? "no drafter" : folder_name(options_.draft);
     report.backend = options_.backend == "auto" ? device_.backend->name() : options_.backend;
     report.comm = comm_->name();
+    report.eager = options_.eager;
     report.ranks = host_.size();
     report.records = std::ssize(prompts_);
     for (const Prompt& prompt : prompts_) report.prompt_tokens += std::ssize(prompt.tokens);
@@ -353,6 +375,9 @@ void BenchJob::publish(const BenchReport& report) const {
 int BenchJob::run() {
     Fatal fatal({.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
                 position_, &MpiSession::abort);
+    fatal.at_abort([this] {
+        if (device_.device_comm) device_.device_comm->abort();
+    });
     return fatal.guard([&] {
         std::vector<OpWork> ops = step_work(step_model_, {.contexts = {0}, .k = most_drafts()});
         collectives_.emplace(*device_.backend, *comm_);

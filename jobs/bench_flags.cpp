@@ -37,11 +37,12 @@ void add_running(CLI::App& app, BenchOptions& options) {
         ->check(one_of({"auto", "cpu", "cuda", "check", "cpu-plain", "cpu-avx2", "cpu-avx512"}))
         ->option_text("NAME")
         ->group(running);
-    app.add_option("--comm", options.comm, "auto or mpi [auto]")
-        ->check(one_of({"auto", "mpi"}))
+    app.add_option("--comm", options.comm, "auto, mpi or nccl [auto]")
+        ->check(one_of({"auto", "mpi", "nccl"}))
         ->option_text("NAME")
         ->group(running);
     add_draft_placement(app, options.draft_placement)->group(running);
+    app.add_flag("--eager", options.eager, "no CUDA graphs (or CUDA_GRAPHS=0)")->group(running);
 }
 
 void check_different(const char* flag, std::vector<int64_t> values) {

@@ -90,11 +90,16 @@ std::string speed_table(const BenchReport& report) {
     return table.text();
 }
 
+// Seconds between recorded steps that follow each other; NaN: there are none.
+double host_gap(const EngineStats& s) {
+    return ratio(s.gap_seconds, as_double(s.gaps));
+}
+
 std::string split_table(const BenchReport& report) {
-    Table table("rrrrrrrrrr");
+    Table table("rrrrrrrrrrrr");
     table.row({"batch", "K", "records", "draft", "verify", "accept", "context", "other",
-               "collectives", "spread"});
-    table.row({"", "", "a step", "ms", "ms", "ms", "ms", "ms", "ms of these", ""});
+               "collectives", "graphs", "host gap", "spread"});
+    table.row({"", "", "a step", "ms", "ms", "ms", "ms", "ms", "ms of these", "", "us", ""});
     for (const BenchRun& run : report.runs) {
         const EngineStats& s = run.stats;
         const double parts =
@@ -105,6 +110,8 @@ std::string split_table(const BenchReport& report) {
                    number(part_ms(run, s.accept_seconds)), number(part_ms(run, s.context_seconds)),
                    number(part_ms(run, s.decode_seconds - parts)),
                    number(part_ms(run, run.decode_collectives)),
+                   percent(ratio(as_double(s.recorded_steps), as_double(s.decode_steps))),
+                   s.gaps > 0 ? number(1e6 * host_gap(s), "{:.1f}") : "-",
                    report.repeat > 1 ? percent(run.spread) : "-"});
     }
     return table.text();
@@ -146,6 +153,8 @@ ordered_json run_json(const BenchRun& run) {
                         {"decode_tokens", run.decode_emitted},
                         {"decode_passes", s.decode_steps},
                         {"decode_records", s.decode_records},
+                        {"recorded_passes", s.recorded_steps},
+                        {"host_gap_seconds", number_json(host_gap(s))},
                         {"decode_seconds", s.decode_seconds},
                         {"decode_spread", run.spread},
                         {"decode_tokens_per_second", number_json(run.decode_rate())},
@@ -245,6 +254,7 @@ std::string bench_json(const BenchReport& r) {
                         {"hardware", r.hardware},
                         {"backend", r.backend},
                         {"comm", r.comm},
+                        {"eager", r.eager},
                         {"ranks", r.ranks},
                         {"target", r.target},
                         {"draft", r.draft},
@@ -284,6 +294,7 @@ std::string bench_rows(const BenchReport& r) {
         shape = fmt::format("{}, {}, {}, {}, {} new, batch {}, K {}", r.target, r.draft, ranks,
                             r.prompts, r.new_tokens, run.concurrency, run.k);
         const EngineStats& s = run.stats;
+        if (s.recorded_steps > 0) shape += ", graphs";
         const WorkSum work = total_work(run);
         row("prefill", run.prefill_rate(), "tokens/s", run.prefill_fraction());
         row("decode", run.decode_rate(), "tokens/s", run.decode_fraction());
@@ -291,12 +302,17 @@ std::string bench_rows(const BenchReport& r) {
         if (run.decode_floor > 0) {
             row("step floor", 1e3 * (run.decode_floor + run.collective_floor), "ms");
         }
-        if (run.k > 0) row("step draft", part_ms(run, s.draft_seconds), "ms");
-        row("step verify", part_ms(run, s.verify_seconds), "ms");
-        row("step accept", part_ms(run, s.accept_seconds), "ms");
-        if (run.k > 0) row("step context", part_ms(run, s.context_seconds), "ms");
-        row("step collectives", part_ms(run, run.decode_collectives), "ms",
-            ratio(1e3 * run.collective_floor, part_ms(run, run.decode_collectives)));
+        // A recorded step has no parts that the host could tell apart.
+        if (s.recorded_steps > 0) {
+            row("step host gap", 1e6 * host_gap(s), "us");
+        } else {
+            if (run.k > 0) row("step draft", part_ms(run, s.draft_seconds), "ms");
+            row("step verify", part_ms(run, s.verify_seconds), "ms");
+            row("step accept", part_ms(run, s.accept_seconds), "ms");
+            if (run.k > 0) row("step context", part_ms(run, s.context_seconds), "ms");
+            row("step collectives", part_ms(run, run.decode_collectives), "ms",
+                ratio(1e3 * run.collective_floor, part_ms(run, run.decode_collectives)));
+        }
         row("step bytes", 1e-6 * work.bytes(), "MB");
         row("step EXL3 weights", 1e-6 * work.decoded, "M");
         if (run.k > 0) row("accept length", run.accept_length(), "tokens");

@@ -55,6 +55,7 @@ struct BenchReport {
     std::string draft;   // folder's name or none
     std::string backend;
     std::string comm;
+    bool eager = false;  // no CUDA graphs asked for
     int64_t ranks = 1;
     int64_t records = 0;
     std::string prompts;        // "128 tokens, made up" or a file's name

@@ -81,7 +81,7 @@ class GenerateJob {
     void join_groups();
     void make_board();
     void load_model();
-    Communicator& model_comm() { return staged_comm_ ? *staged_comm_ : *comm_; }
+    Communicator& model_comm() { return device_comm_ ? *device_comm_ : *comm_; }
     ModelLimits limits() const;
     void show_plan() const;
     void check_launcher() const;
@@ -111,7 +111,7 @@ class GenerateJob {
     int32_t k_ = 0;
     RunShape shape_;
     std::unique_ptr<Backend> backend_;
-    std::unique_ptr<Communicator> staged_comm_;  // where MPI cannot reach the backend's memory
+    std::unique_ptr<Communicator> device_comm_;  // where MPI cannot reach the backend's memory
     ModelConfig config_;
     std::optional<Checkpoint> checkpoint_;
     std::optional<DraftConfig> draft_config_;  // absent: no drafter
@@ -130,7 +130,11 @@ GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session, Pa
       world_(session.world()),
       comm_(&world_),
       log_(session.rank() == 0),
-      facts_{.start = utc_now(), .hosts = session.hosts(), .devices = {}, .comm = {}} {}
+      facts_{.start = utc_now(),
+             .hosts = session.hosts(),
+             .devices = {},
+             .comm = {},
+             .libraries = {}} {}
 
 // Groups are told apart before anything else: the watchdog must know who waits for whom.
 void GenerateJob::place() {
@@ -166,9 +170,11 @@ void GenerateJob::choose_backend() {
     }
     std::exception_ptr error;
     try {
-        BackendChoice choice = quadrille::choose_backend(name, session_, *comm_, log_);
+        BackendChoice choice =
+            quadrille::choose_backend(name, options_.comm, session_, *comm_, log_);
         backend_ = std::move(choice.backend);
-        staged_comm_ = std::move(choice.staged);
+        device_comm_ = std::move(choice.device_comm);
+        facts_.libraries = std::move(choice.libraries);
     } catch (const AgreedError&) {
         error = std::current_exception();
     }
@@ -182,6 +188,9 @@ void GenerateJob::watch() {
         position_, &MpiSession::abort);
     fatal_->at_end([this] {
         if (files_) files_->save_what_is_there(!parent_.gone());
+    });
+    fatal_->at_abort([this] {
+        if (device_comm_) device_comm_->abort();
     });
     if (options_.watchdog > 0) {
         watchdog_.emplace(session_, position_, *fatal_, parent_,
@@ -336,7 +345,8 @@ int GenerateJob::run_steps() {
                    .eos = config_.eos_token_ids,
                    .seed = options_.seed,
                    .accept = options_.accept,
-                   .tokenizer = leads() ? files_->tokenizer() : tokenizer_.get()});
+                   .tokenizer = leads() ? files_->tokenizer() : tokenizer_.get(),
+                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded});
     StopPlan plan(start_, std::chrono::seconds(options_.max_time),
                   std::chrono::seconds(options_.grace));
     GroupRun run(engine, plan, model_->limits().slots,
@@ -400,6 +410,7 @@ int GenerateJob::end(const EngineStats& own_stats, Stop own_stop) {
 
 void GenerateJob::finish(const EngineStats& stats) {
     position_.aside("assemble");
+    facts_.graphs = stats.recorded_steps > 0;
     const ResultSummary totals = files_->finish(facts_);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();

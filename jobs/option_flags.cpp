@@ -177,8 +177,8 @@ void add_flags(CLI::App& app, GenerateOptions& options) {
         ->check(one_of({"auto", "cpu", "cuda", "check"}))
         ->option_text("NAME")
         ->group(running);
-    app.add_option("--comm", options.comm, "auto or mpi [auto]")
-        ->check(one_of({"auto", "mpi"}))
+    app.add_option("--comm", options.comm, "auto, mpi or nccl [auto]")
+        ->check(one_of({"auto", "mpi", "nccl"}))
         ->option_text("NAME")
         ->group(running);
     add_draft_placement(app, options.draft_placement)->group(running);

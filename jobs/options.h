@@ -49,7 +49,7 @@ struct GenerateOptions {
     int64_t max_batched_tokens = 7168;  // a multiple of 64
     int64_t tp = 0;                     // ranks that share one copy of the model; 0: all
     std::string backend = "auto";       // auto, cpu, cuda, check
-    std::string comm = "auto";          // auto, mpi
+    std::string comm = "auto";          // auto, mpi, nccl
     DraftPlacement draft_placement = DraftPlacement::sharded;
     bool eager = false;  // no CUDA graphs
 
@@ -80,6 +80,7 @@ struct BenchOptions {
     std::string backend = "auto";
     std::string comm = "auto";
     DraftPlacement draft_placement = DraftPlacement::sharded;
+    bool eager = false;  // no CUDA graphs
 
     std::string json;  // report file; "": none
     std::string tsv;   // file that rows are appended to; "": none

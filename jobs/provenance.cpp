@@ -64,8 +64,10 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["version"] = version();
     fields["commit"] = commit();
     fields["command_line"] = options.command_line;
-    fields["libraries"] = std::vector<std::string>{mpi::library_version(), h5::library_version(),
-                                                   "compiler " __VERSION__};
+    std::vector<std::string> libraries = {mpi::library_version(), h5::library_version(),
+                                          "compiler " __VERSION__};
+    libraries.insert(libraries.end(), facts.libraries.begin(), facts.libraries.end());
+    fields["libraries"] = std::move(libraries);
     fields["hosts"] = facts.hosts;
     fields["devices"] = facts.devices;
     fields["ranks"] = std::ssize(facts.hosts);
@@ -75,7 +77,7 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["draft"] = options.draft;
     fields["max_seqs"] = options.max_seqs;
     fields["max_batched_tokens"] = options.max_batched_tokens;
-    fields["graphs"] = int64_t{0};  // no backend captures its steps yet
+    fields["graphs"] = int64_t{facts.graphs ? 1 : 0};
     fields["start"] = facts.start;
     fields["end"] = utc_now();
     fields["slurm_job"] = options.slurm_job;

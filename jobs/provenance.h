@@ -26,11 +26,13 @@ h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& che
 
 // What only the run knows.
 struct RunFacts {
-    std::string start;                 // utc_now() at its start
-    std::vector<std::string> hosts;    // of each rank
-    std::vector<std::string> devices;  // of each rank
-    std::string comm;                  // name of the communicator
-    int64_t groups = 1;                // of ranks
+    std::string start;                   // utc_now() at its start
+    std::vector<std::string> hosts;      // of each rank
+    std::vector<std::string> devices;    // of each rank
+    std::string comm;                    // name of the communicator
+    std::vector<std::string> libraries;  // of the backend and the communicator
+    bool graphs = false;                 // decode steps were replayed from recordings
+    int64_t groups = 1;                  // of ranks
     int64_t restarts = 0;
     int64_t records_computed = 0;
 };

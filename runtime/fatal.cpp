@@ -84,6 +84,7 @@ void Fatal::end(const Error& error) noexcept {
     }
     guard_the_end(error.exit_code());
     if (std::this_thread::get_id() == main_thread_) run_hooks();
+    if (last_hook_) last_hook_();
     hooks_done_.store(true);
     abort_(error.exit_code());
     std::_Exit(error.exit_code());

@@ -37,6 +37,10 @@ class Fatal {
     // hook would race with it otherwise). It must not wait for other ranks. It gets 10 s.
     void at_end(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
 
+    // `hook` runs last on the way out, on whichever thread: it frees what would keep the process
+    // from ending. Set it before other threads can die.
+    void at_abort(std::function<void()> hook) { last_hook_ = std::move(hook); }
+
     // Prints "[rank 2/4 host] io error: what (file:line) at step 118, layer 3, op moe", runs the
     // hooks, aborts. A second thread that dies meanwhile waits in silence.
     [[noreturn]] void end(const Error& error) noexcept;
@@ -61,6 +65,7 @@ class Fatal {
     const Position& position_;
     void (*abort_)(int) noexcept;
     std::vector<std::function<void()>> hooks_;
+    std::function<void()> last_hook_;
     std::thread::id main_thread_ = std::this_thread::get_id();
     std::atomic_flag ending_ = ATOMIC_FLAG_INIT;
     std::atomic<bool> hooks_done_{false};

@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--max-batched-tokens", "63"}, "--max-batched-tokens: expected an integer from 64"},
         Bad{{"--tp", "0"}, "--tp: expected an integer of at least 1, found '0'"},
         Bad{{"--backend", "gpu"}, "--backend: expected auto, cpu, cuda or check, found 'gpu'"},
-        Bad{{"--comm", "tcp"}, "--comm: expected auto or mpi, found 'tcp'"},
+        Bad{{"--comm", "tcp"}, "--comm: expected auto, mpi or nccl, found 'tcp'"},
         Bad{{"--output-exists", "ask"}, "--output-exists: expected fail or overwrite, found 'ask'"},
         Bad{{"--draft", ""}, "--draft: expected a drafter's folder or none, found an empty string"},
         Bad{{"--prompt", ""}, "--prompt: expected a text, found an empty string"},
