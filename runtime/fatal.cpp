@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <string_view>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@ namespace {
 
 constexpr std::chrono::seconds kHookTime{10};
 constexpr std::chrono::seconds kAbortTime{5};
+constexpr std::chrono::milliseconds kLastHookTime{500};
 
 // std::terminate has no argument: the one pointer that must be reachable without an object.
 std::atomic<Fatal*> active{nullptr};
@@ -84,7 +87,7 @@ void Fatal::end(const Error& error) noexcept {
     }
     guard_the_end(error.exit_code());
     if (std::this_thread::get_id() == main_thread_) run_hooks();
-    if (last_hook_) last_hook_();
+    run_last_hook();
     hooks_done_.store(true);
     abort_(error.exit_code());
     std::_Exit(error.exit_code());
@@ -104,6 +107,21 @@ void Fatal::guard_the_end(int code) noexcept {
         }).detach();
     } catch (...) {
         hooks_.clear();  // unguarded, only MPI_Abort is tried
+    }
+}
+
+// What it frees may itself wait for a rank that is gone.
+void Fatal::run_last_hook() noexcept {
+    if (!last_hook_) return;
+    try {
+        const auto done = std::make_shared<std::promise<void>>();
+        std::future<void> waited = done->get_future();
+        std::thread([this, done] {
+            last_hook_();
+            done->set_value();
+        }).detach();
+        waited.wait_for(kLastHookTime);
+    } catch (...) {  // no thread: the process ends without it
     }
 }
 

@@ -37,8 +37,8 @@ class Fatal {
     // hook would race with it otherwise). It must not wait for other ranks. It gets 10 s.
     void at_end(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
 
-    // `hook` runs last on the way out, on whichever thread: it frees what would keep the process
-    // from ending. Set it before other threads can die.
+    // `hook` runs last on the way out, whichever thread dies: it frees what would keep the process
+    // from ending. It gets half a second. Set it before other threads can die.
     void at_abort(std::function<void()> hook) { last_hook_ = std::move(hook); }
 
     // Prints "[rank 2/4 host] io error: what (file:line) at step 118, layer 3, op moe", runs the
@@ -60,6 +60,7 @@ class Fatal {
   private:
     void guard_the_end(int code) noexcept;
     void run_hooks() noexcept;
+    void run_last_hook() noexcept;
 
     Rank rank_;
     const Position& position_;

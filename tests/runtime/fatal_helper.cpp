@@ -44,6 +44,10 @@ int main(int, char** argv) {
         if (way == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
         throw Error(ErrorKind::io, "hook two fails");
     });
+    fatal.at_abort([&] {
+        std::fprintf(stderr, "last hook of rank %d\n", session.rank());
+        if (way == "last") std::this_thread::sleep_for(std::chrono::hours(1));
+    });
     return fatal.guard([&]() -> int {
         for (int step = 0;; ++step) {
             position.enter(step, "barrier");

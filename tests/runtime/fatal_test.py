@@ -25,6 +25,8 @@ def check(name, ranks, way, code, line, hooks, longest=15.0):
         problems.append(f"hooks ran: {not hooks}, expected {hooks}")
     if hooks and "while ending: hook two fails" not in done.stderr:
         problems.append("no word of the hook that failed")
+    if "last hook of rank" not in done.stderr and way != "hang":
+        problems.append("the last hook did not run")
     if seconds > longest:
         problems.append(f"took {seconds:.1f} s, expected at most {longest} s")
     for problem in problems:
@@ -38,7 +40,7 @@ def check(name, ranks, way, code, line, hooks, longest=15.0):
 def main():
     at = r" \(fatal_helper\.cpp:\d+\) at step 118, layer 3, op moe"
     good = True
-    print("1..7")
+    print("1..8")
     for ranks in (1, 2, 4):
         good &= check(f"an Error ends {ranks} ranks", ranks, "throw", 4,
                       rf"\[rank {ranks - 1}/{ranks} \S+\] io error: disk full{at}", hooks=True)
@@ -51,6 +53,8 @@ def main():
                   rf"\[rank 3/4 \S+\] io error: thrown in a thread{at}", hooks=False)
     good &= check("a hook that hangs is left behind", 2, "hang", 4,
                   rf"\[rank 1/2 \S+\] io error: disk full{at}", hooks=False, longest=30.0)
+    good &= check("so is a last one", 2, "last", 4,
+                  rf"\[rank 1/2 \S+\] io error: disk full{at}", hooks=True, longest=5.0)
     return 0 if good else 1
 
 
