@@ -11,7 +11,7 @@ namespace quadrille::cuda {
 template <int kBits, bool kMul1, int kGroups>
 __device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
     int32_t blocks = args_.ranks;
-    if (args_.table != nullptr) {
+    if (args_.table != nullptr && blocks > 1) {
         const int32_t block_units = args_.teams * args_.team_units;
         blocks = (units_of(args_.mode, *w_) + block_units - 1) / block_units;
     }
@@ -88,9 +88,10 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::gather(int row, int quarte
     const int column = 32 * quarter + lane();
     const float* from = cell(0) + row * exl3::kBlock + column;
 #pragma unroll 1
-    for (int32_t s = 0; s < w_->segments; ++s) {
-        const BlockRange range = segment_blocks(*w_, s);
-        const int32_t units = units_of(args_.mode, range.last - range.first);
+    for (int32_t s = 0, begin = 0; s < w_->segments; ++s) {
+        const int32_t end = segment_end(*w_, s);
+        const int32_t units = units_of(args_.mode, end - begin);
+        begin = end;
         float v[1] = {};
         add_units(v, from, units);
         from += int64_t{units} * kCell;
@@ -125,7 +126,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int row) const 
     // (s0 + s1) + (s2 + s3): the first of a pair is kept, the second added to it.
     float tree[2][4] = {};
 #pragma unroll 1
-    for (int32_t s = 0; s < w_->segments; ++s) {
+    for (int32_t s = 0, begin = 0; s < w_->segments; ++s) {
         float v[4] = {};
         if constexpr (kGroups <= 2) {
             const float4 in = *reinterpret_cast<const float4*>(
@@ -135,8 +136,9 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int row) const 
             v[2] = in.z;
             v[3] = in.w;
         } else {
-            const BlockRange range = segment_blocks(*w_, s);
-            const int32_t units = units_of(args_.mode, range.last - range.first);
+            const int32_t end = segment_end(*w_, s);
+            const int32_t units = units_of(args_.mode, end - begin);
+            begin = end;
             add_units(v, from, units);
             from += int64_t{units} * kCell;
         }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_inputs(float (&v)[4], const float* x, int32
 // fp16. A warp takes a block of a row, four inputs a lane; few rows share the warps.
 template <int kBits, bool kMul1, int kGroups>
 __device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_inputs() {
-    constexpr int kTogether = 2;
+    constexpr int kTogether = kGroups == 1 ? 4 : 2;
     const int shift = rows_ <= 1 ? 0 : rows_ <= 2 ? 1 : rows_ <= 4 ? 2 : 3;
     const int stride = kTeamWarps >> shift;
     const int start = warp() >> shift;
