@@ -193,6 +193,8 @@ void RunFolder::remove() {
     remove_files(done);
     std::error_code error = std::make_error_code(std::errc::directory_not_empty);
     if (std::ranges::all_of(entries(path_), is_ours)) fs::rename(path_, done, error);
+    // A network file system keeps a file that is open, and with it the folder.
+    if (!error) lock_.release();
     remove_files(error ? path_ : done);
     removed_ = true;
 }

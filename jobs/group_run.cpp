@@ -52,7 +52,8 @@ void GroupRun::run_records() {
         if (stop_ == Stop::now) return;
         while (more_ && engine_.in_flight() < slots_) {
             more_ = refill();
-            deliver();  // records with an error are finished as they are read
+            deliver();                  // records with an error are finished as they are read
+            if (engine_.idle()) break;  // and many of them are no reason not to hear
         }
         engine_.step();
         deliver();
@@ -96,9 +97,9 @@ void GroupRun::drain(const std::string& reason) {
 // The next records that no earlier start has done and no other group has taken; false: there are
 // none.
 bool GroupRun::refill() {
+    around_.position.op("read");
     std::vector<Prompt> prompts;
     if (leads()) {
-        around_.position.aside("read");
         const RecordQueue::Slice slice = queue_->next();
         if (slice.count > 0) prompts = around_.files->read(slice);
     }

@@ -113,6 +113,17 @@ def a_second_signal_and_time_that_is_up_stop_all(shop):
         shop.complete(out, 40, 100)
 
 
+def mpirun_is_told_to_end_and_leaves_a_second(shop):
+    out = shop.path("out.h5")
+    run = groups(shop, out, env=shop.slow(20))
+    run.wait_computed(60)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    expect(run.process.returncode != 0, "mpirun ended well")
+    _, computed = shop.complete(out, RECORDS, TOKENS)
+    expect(computed <= RECORDS + 2 * 2 * 8, f"{computed} records computed: an open part was lost")
+
+
 def a_rank_that_fails_in_any_group_ends_all(shop):
     ways = [("error", 3, 6, r"^\[rank 3/4 \S+\] comm error: MPI_Allreduce: .* at step \d+"),
             ("error", 2, 6, r"^\[rank 2/4 \S+\] comm error: MPI_Allreduce: .* at step \d+"),
@@ -209,12 +220,7 @@ def kill_once(shop, out, rng):
         time.sleep(rng.uniform(0, 0.01))
     else:
         time.sleep(rng.uniform(0, 2.5))
-    if run.ended():
-        run.expect_code(0)
-        return 0
-    os.kill(pid, signal.SIGKILL)
-    run.wait()
-    return ranks // tp
+    return ranks // tp if run.kill(pid) else 0
 
 
 def killed_at_random_the_result_is_the_same(shop):
@@ -244,7 +250,8 @@ def main():
     if not options.long:
         cases += [the_file_is_that_of_one_group, every_group_has_its_part, samples_with_everything_on_are_the_same,
                   a_signal_to_any_group_drains_all, a_second_signal_and_time_that_is_up_stop_all,
-                  a_rank_that_fails_in_any_group_ends_all, a_stopped_rank_in_any_group_is_named,
+                  mpirun_is_told_to_end_and_leaves_a_second, a_rank_that_fails_in_any_group_ends_all,
+                  a_stopped_rank_in_any_group_is_named,
                   groups_that_are_done_wait_in_peace, a_start_waits_for_the_groups_of_the_last,
                   a_failing_disk_under_any_group_loses_nothing, other_prompts_on_another_host_are_refused,
                   an_mpi_without_windows_is_named]

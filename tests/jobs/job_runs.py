@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,18 @@ class Run:
             return len(found) == count or self.ended()
         wait_until(look, "the ranks start")
         return found
+
+    def kill(self, pid):
+        """False: it was done before, and well."""
+        try:
+            if not self.ended():
+                os.kill(pid, signal.SIGKILL)
+                self.wait()
+                return True
+        except ProcessLookupError:
+            pass  # a rank ends before mpirun does
+        self.expect_code(0)
+        return False
 
     def computed(self):
         """Records computed by all starts, as the locks of all groups in OUT.parts tell."""

@@ -46,12 +46,7 @@ def kill_once(shop, out, rng):
     else:
         time.sleep(rng.uniform(0, 3.0))
     where = landing(out)
-    if run.ended():
-        run.expect_code(0)
-        return None
-    os.kill(pid, signal.SIGKILL)
-    run.wait()
-    return where
+    return where if run.kill(pid) else None
 
 
 def kills(shop, count, seed):
