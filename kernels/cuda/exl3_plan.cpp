@@ -32,12 +32,7 @@ struct Work {
 };
 
 int32_t blocks_of(const Matrix& w) {
-    int32_t blocks = 0;
-    for (int32_t s = 0; s < w.segments; ++s) {
-        const BlockRange range = segment_blocks(w, s);
-        blocks += range.last - range.first;
-    }
-    return blocks;
+    return segment_end(w, w.segments - 1);
 }
 
 // Thread blocks that one multiprocessor works through, times the leaves of one.

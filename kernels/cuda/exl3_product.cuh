@@ -22,38 +22,16 @@
 
 namespace quadrille::cuda {
 
-// Behind the last block of a segment, as segment_blocks in 32 bits.
-__device__ __forceinline__ int32_t segment_end(const Matrix& w, int32_t s) {
-    if (w.segments == 1) return static_cast<int32_t>(w.k_padded) / exl3::kBlock;
-    return (static_cast<int32_t>(w.segment.data()[s + 1]) + exl3::kBlock - 1) / exl3::kBlock;
-}
 // The end of the segment that holds a block.
 __device__ __forceinline__ int32_t end_after(const Matrix& w, int32_t block) {
     int32_t s = 0;
     while (s + 1 < w.segments && segment_end(w, s) <= block) ++s;
     return segment_end(w, s);
 }
-// The first block of `count` units, and how many blocks they have. Not inlined: rare, and long.
-__device__ __noinline__ static int2 blocks_of_units(const Matrix& w, int32_t span, int32_t unit,
-                                                    int32_t count) {
-    int2 blocks = {-1, 0};
-    int32_t begin = 0;
-    for (int32_t s = 0; s < w.segments && count > 0; ++s) {
-        const int32_t end = segment_end(w, s);
-        const int32_t units = (end - begin + span - 1) / span;
-        if (unit < units) {
-            const int32_t taken = min(units - unit, count);
-            const int32_t first = begin + unit * span;
-            if (blocks.x < 0) blocks.x = first;
-            blocks.y += min(end, first + taken * span) - first;
-            count -= taken;
-            unit = 0;
-        } else {
-            unit -= units;
-        }
-        begin = end;
-    }
-    return {max(blocks.x, 0), blocks.y};
+// Not inlined: rare, and long.
+__device__ __noinline__ static BlockRun blocks_of_units(const Matrix& w, int32_t span, int32_t unit,
+                                                        int32_t count) {
+    return run_of_units(w, span, unit, count);
 }
 
 // The value, unknown to the compiler: it is held in a register instead of being worked out again in
@@ -174,9 +152,9 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
         steps_ = min(args_.team_units * span,
                      static_cast<int32_t>(w_->k_padded) / exl3::kBlock - block_);
     } else {
-        const int2 blocks = blocks_of_units(*w_, unit_span(args_.mode), unit_, args_.team_units);
-        block_ = blocks.x;
-        steps_ = blocks.y;
+        const BlockRun run = blocks_of_units(*w_, unit_span(args_.mode), unit_, args_.team_units);
+        block_ = run.first;
+        steps_ = run.blocks;
     }
     const bool mcg = w_->codebook == Codebook::mcg;
     multiplier_ = static_cast<uint32_t>(

@@ -57,46 +57,51 @@ QUADRILLE_HOST_DEVICE constexpr int32_t units_of(ProductMode mode, int32_t block
     return (blocks + unit_span(mode) - 1) / unit_span(mode);
 }
 
-// Blocks [first, last) of 128 inputs that segment s of an EXL3 matrix covers.
-struct BlockRange {
-    int32_t first;
-    int32_t last;
-};
-QUADRILLE_HOST_DEVICE constexpr BlockRange segment_blocks(const Matrix& w, int32_t s) {
-    if (w.segments == 1) return {0, static_cast<int32_t>(w.k_padded / exl3::kBlock)};
+// Behind the last block of 128 inputs of segment s; it begins where the one before it ends.
+QUADRILLE_HOST_DEVICE constexpr int32_t segment_end(const Matrix& w, int32_t s) {
+    if (w.segments == 1) return static_cast<int32_t>(w.k_padded) / exl3::kBlock;
     // Through the pointer: checked operators of std::array cannot run on a device.
-    const int64_t* bounds = w.segment.data();
-    return {static_cast<int32_t>(bounds[s] / exl3::kBlock),
-            static_cast<int32_t>((bounds[s + 1] + exl3::kBlock - 1) / exl3::kBlock)};
+    return (static_cast<int32_t>(w.segment.data()[s + 1]) + exl3::kBlock - 1) / exl3::kBlock;
 }
 QUADRILLE_HOST_DEVICE constexpr int32_t units_of(ProductMode mode, const Matrix& w) {
     int32_t units = 0;
+    int32_t begin = 0;
     for (int32_t s = 0; s < w.segments; ++s) {
-        const BlockRange range = segment_blocks(w, s);
-        units += units_of(mode, range.last - range.first);
+        const int32_t end = segment_end(w, s);
+        units += units_of(mode, end - begin);
+        begin = end;
     }
     return units;
 }
 
-// Input blocks [first, first + blocks) of segment `segment`.
-struct Unit {
-    int32_t segment;
+// `blocks` input blocks from `first` on.
+struct BlockRun {
     int32_t first;
     int32_t blocks;
 };
-QUADRILLE_HOST_DEVICE constexpr Unit unit_of(const Matrix& w, ProductMode mode, int32_t unit) {
-    const int32_t span = unit_span(mode);
-    for (int32_t s = 0; s < w.segments; ++s) {
-        const BlockRange range = segment_blocks(w, s);
-        const int32_t count = units_of(mode, range.last - range.first);
-        if (unit < count) {
-            const int32_t first = range.first + unit * span;
-            const int32_t left = range.last - first;
-            return {s, first, span < left ? span : left};
+// `count` units from `unit` on, or those that there are; units of `span` blocks.
+QUADRILLE_HOST_DEVICE constexpr BlockRun run_of_units(const Matrix& w, int32_t span, int32_t unit,
+                                                      int32_t count) {
+    BlockRun run = {-1, 0};
+    int32_t begin = 0;
+    for (int32_t s = 0; s < w.segments && count > 0; ++s) {
+        const int32_t end = segment_end(w, s);
+        const int32_t units = (end - begin + span - 1) / span;
+        if (unit < units) {
+            const int32_t left = units - unit;
+            const int32_t taken = left < count ? left : count;
+            const int32_t first = begin + unit * span;
+            const int32_t last = first + taken * span;
+            if (run.first < 0) run.first = first;
+            run.blocks += (last < end ? last : end) - first;
+            count -= taken;
+            unit = 0;
+        } else {
+            unit -= units;
         }
-        unit -= count;
+        begin = end;
     }
-    return {0, 0, 0};
+    return {run.first > 0 ? run.first : 0, run.blocks};
 }
 
 // Where the results of a launch go: row r of segment s to

@@ -39,14 +39,22 @@ TEST(Exl3Plan, UnitsFollowEachOtherWithoutGaps) {
             const Matrix w = shape(blocks * 128, 128, segments);
             for (const ProductMode mode :
                  {ProductMode::leaf, ProductMode::group, ProductMode::segment}) {
+                const int32_t span = unit_span(mode);
+                const int32_t units = units_of(mode, w);
                 int32_t next = 0;
-                for (int32_t u = 0; u < units_of(mode, w); ++u) {
-                    const Unit unit = unit_of(w, mode, u);
-                    EXPECT_EQ(unit.first, next);
-                    EXPECT_GE(unit.blocks, 1);
-                    EXPECT_LE(unit.first + unit.blocks, segment_blocks(w, unit.segment).last);
-                    next += unit.blocks;
+                for (int32_t u = 0; u < units; ++u) {
+                    const BlockRun run = run_of_units(w, span, u, 1);
+                    EXPECT_EQ(run.first, next);
+                    EXPECT_GE(run.blocks, 1);
+                    int32_t s = 0;
+                    while (segment_end(w, s) <= run.first) ++s;
+                    EXPECT_LE(run.first + run.blocks, segment_end(w, s));
+                    next += run.blocks;
+                    // From here to the end, and more than there are.
+                    EXPECT_EQ(run_of_units(w, span, u, units - u).blocks, blocks - run.first);
+                    EXPECT_EQ(run_of_units(w, span, u, units + 5).blocks, blocks - run.first);
                 }
+                EXPECT_EQ(run_of_units(w, span, units, 1).blocks, 0);
                 EXPECT_EQ(next, blocks);
             }
         }
