@@ -51,6 +51,7 @@ struct Library {
     decltype(&ncclGetErrorString) error_text = nullptr;
     decltype(&ncclGetLastError) last_error = nullptr;
     decltype(&ncclAllGather) all_gather = nullptr;
+    decltype(&ncclAllReduce) all_reduce = nullptr;
     decltype(&ncclSend) send = nullptr;
     decltype(&ncclRecv) receive = nullptr;
     decltype(&ncclGroupStart) group_start = nullptr;
@@ -84,6 +85,7 @@ Library load_library() {
     find(library.error_text, "ncclGetErrorString");
     find(library.last_error, "ncclGetLastError");
     find(library.all_gather, "ncclAllGather");
+    find(library.all_reduce, "ncclAllReduce");
     find(library.send, "ncclSend");
     find(library.receive, "ncclRecv");
     find(library.group_start, "ncclGroupStart");
@@ -194,6 +196,12 @@ class NcclComm final : public Communicator {
         check(nccl().group_end(), "ncclGroupEnd", comm_);
     }
 
+    void all_reduce(float* data, int64_t count) {
+        check(nccl().all_reduce(data, data, static_cast<size_t>(count), ncclFloat32, ncclSum, comm_,
+                                stream()),
+              "ncclAllReduce", comm_);
+    }
+
     void broadcast_host(void* data, int64_t bytes, int root) override {
         host_.broadcast_host(data, bytes, root);
     }
@@ -297,6 +305,12 @@ std::unique_ptr<Communicator> make_nccl_comm(Communicator& host, Backend& backen
         comm->meet(patience);
         return std::unique_ptr<Communicator>(std::move(comm));
     });
+}
+
+void nccl_all_reduce(Communicator& comm, float* data, int64_t count) {
+    auto* const ranks = dynamic_cast<NcclComm*>(&comm);
+    require(ranks != nullptr, "ranks on NCCL");
+    ranks->all_reduce(data, count);
 }
 
 }  // namespace quadrille

@@ -44,4 +44,8 @@ std::string nccl_version_text(int64_t version);
 std::unique_ptr<Communicator> make_nccl_comm(Communicator& host, Backend& backend,
                                              std::chrono::seconds patience);
 
+// NCCL's own sum over the ranks of a communicator that make_nccl_comm made, in place, in an order
+// that is NCCL's: what the sums of the model are measured against, never used for them.
+void nccl_all_reduce(Communicator& comm, float* data, int64_t count);
+
 }  // namespace quadrille

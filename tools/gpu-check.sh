@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# On a machine with a GPU: configures, builds, runs the GPU tests, the goldens, the whole program, the
-# benches, and the memory and race checkers. Ends with a summary and the rows for docs/results.tsv.
+# On a machine with a GPU: configures, builds, runs the GPU tests, the goldens, the whole program (with
+# several GPUs: on ranks in NCCL too), the benches, and the memory and race checkers. Ends with a
+# summary and the rows for docs/results.tsv. --only PATTERN: the build, and the steps whose names match.
 # --minutes N stops starting new work when N minutes are over (default 20). --build DIR: an existing
 # build folder. 77 (SKIP) without a GPU. Logs lie in the build folder under gpu-check/.
 set -uo pipefail
@@ -9,12 +10,14 @@ cd "$(dirname "$0")/.."
 . tools/environment.sh
 
 minutes=20
+only=.
 build=build-gpu
 while [ $# -gt 0 ]; do
     case "$1" in
         --minutes) minutes=${2?}; shift 2 ;;
+        --only) only=${2?}; shift 2 ;;
         --build) build=${2?}; shift 2 ;;
-        *) echo "usage: tools/gpu-check.sh [--minutes N] [--build DIR]" >&2; exit 2 ;;
+        *) echo "usage: tools/gpu-check.sh [--minutes N] [--only PATTERN] [--build DIR]" >&2; exit 2 ;;
     esac
 done
 
@@ -34,6 +37,7 @@ logs=
 step() {
     local name=$1 limit=$2 began=$SECONDS result
     shift 2
+    [ "$name" = build ] || [[ $name =~ $only ]] || return 0
     if [ "$(left)" -lt 15 ]; then summary+=("SKIP  $name (time)"); return 0; fi
     [ "$limit" -lt "$(left)" ] || limit=$(left)
     if timeout "$limit" "$@" >"$logs/$name.log" 2>&1; then
@@ -56,12 +60,18 @@ logs=$build/gpu-check
 mkdir -p "$logs"
 tests=(rows products moe sequence draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
-    tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results)
+    tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
+    tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench)
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 for t in "${tests[@]}"; do targets+=("tests/kernels/kernels_cuda_${t}_test"); done
 step build 600 ninja -C "$build" "${targets[@]}" || { printf '%s\n' "${summary[@]}"; exit 1; }
 
 step test-plan 60 "$build/tests/kernels/kernels_exl3_plan_test"
 for t in "${tests[@]}"; do step "test-$t" 240 "$build/tests/kernels/kernels_cuda_${t}_test"; done
+
+step test-step 60 "$build/tests/kernels/kernels_step_test"
+# On NCCL where each rank has a GPU; else these cases skip.
+step test-comm 120 mpirun -n 2 "$build/tests/runtime/runtime_comm_test" --gtest_filter='*nccl*'
 
 # Goldens: QUADRILLE_TEST_MODELS may name a folder with the packs that are not part of the project.
 golden=$build/tests/runtime/runtime_gpu_golden_test
@@ -77,7 +87,8 @@ generate() {  # generate RANKS BACKEND NAME [FLAG...]
     shift 3
     if [ "$ranks" -gt 1 ]; then launch=(mpirun -n "$ranks"); fi
     "${launch[@]}" "$build/jobs/quadrille" generate --target tests/data/models/demo-full-4bpw \
-        --draft tests/data/models/demo-dflash2 --prompts "$files/${prompts:-prompts}.h5" --max-new-tokens 64 \
+        --draft tests/data/models/demo-dflash2 --prompts "$files/${prompts:-prompts}.h5" \
+        --max-new-tokens "${new_tokens:-64}" \
         --backend "$backend" --out "$files/$name.h5" "$@"
 }
 golden_files=$build/tests/support/golden_files
@@ -91,6 +102,73 @@ for ranks in 2 4; do
     step "files-cuda-$ranks" 120 bash -c "generate $ranks cuda cuda-$ranks --k 7 --comm mpi &&
         $build/tests/support/same_results $files/cuda.h5 $files/cuda-$ranks.h5"
 done
+# Graphs change nothing, greedy or drawn, on one rank and on several in NCCL: a GPU each, and four
+# that share one, each on a host of its own as far as NCCL knows (right, but slow).
+same() { "$build/tests/support/same_results" "$files/$1.h5" "$files/$2.h5"; }
+# on_one_gpu RANKS NAME [FLAG...]
+on_one_gpu() {
+    local ranks=$1 name=$2 launch=(mpirun) rank
+    shift 2
+    for ((rank = 0; rank < ranks; ++rank)); do
+        [ "$rank" -eq 0 ] || launch+=(:)
+        launch+=(-n 1 env NCCL_HOSTID="node$rank" NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1
+            NCCL_NVLS_ENABLE=0 "$build/jobs/quadrille" generate --target tests/data/models/demo-full-4bpw
+            --draft tests/data/models/demo-dflash2 --prompts "$files/prompts.h5" --backend cuda --comm nccl
+            --max-new-tokens "${new_tokens:-64}" --out "$files/$name.h5" "$@")
+    done
+    "${launch[@]}"
+}
+export -f same on_one_gpu
+for k in 0 2 7; do
+    step "graph-k$k" 120 bash -c "generate 1 cuda eager-k$k --k $k --eager && generate 1 cuda graph-k$k --k $k &&
+        same eager-k$k graph-k$k"
+    for ranks in 2 4; do
+        step "mpi-$ranks-k$k" 120 bash -c "generate $ranks cuda mpi-$ranks-k$k --k $k --comm mpi &&
+            same eager-k$k mpi-$ranks-k$k"
+        [ "$gpus" -ge "$ranks" ] || continue
+        step "nccl-$ranks-k$k" 120 bash -c "generate $ranks cuda nccl-$ranks-k$k --k $k --comm nccl &&
+            same eager-k$k nccl-$ranks-k$k"
+        step "nccl-eager-$ranks-k$k" 120 bash -c "generate $ranks cuda nccl-$ranks-e$k --k $k --comm nccl --eager &&
+            same eager-k$k nccl-$ranks-e$k"
+    done
+done
+step graph-drawn 120 bash -c 'generate 1 cuda drawn-eager --k 3 --temperature 0.9 --eager &&
+    generate 1 cuda drawn --k 3 --temperature 0.9 --max-seqs 5 && same drawn-eager drawn'
+step nccl-on-one-gpu 200 bash -c 'export new_tokens=6; generate 1 cuda few --k 2 --limit 4 --eager &&
+    on_one_gpu 4 few-nccl --k 2 --limit 4 && same few few-nccl'
+# expect CODE TEXT COMMAND...
+expect() {
+    local code=$1 text=$2 found
+    shift 2
+    found=$("$@" 2>&1)
+    local got=$?
+    echo "$found"
+    [ $got -eq "$code" ] && grep -q "$text" <<<"$found"
+}
+export -f expect
+step nccl-shared-gpu 60 env CUDA_VISIBLE_DEVICES=0 bash -c \
+    'expect 5 "found ranks 0 and 1 on GPU" generate 2 cuda refused --comm nccl'
+step nccl-no-gpu 60 env CUDA_VISIBLE_DEVICES=77 bash -c \
+    'expect 5 "no usable GPU" generate 2 cuda refused --comm nccl'
+# A rank of two on NCCL is stopped: the other one ends within the watchdog's limit and names it.
+stopped_rank() {
+    local began pid code
+    new_tokens=200 on_one_gpu 2 stopped --k 2 --watchdog 8 &
+    local job=$!
+    sleep 8
+    for pid in $(pgrep -f "$files/stopped.h5"); do
+        tr '\0' '\n' <"/proc/$pid/environ" | grep -qx OMPI_COMM_WORLD_RANK=1 && kill -STOP "$pid"
+    done
+    began=$SECONDS
+    wait $job
+    code=$?
+    echo "ended with $code after $((SECONDS - began)) s"
+    [ $code -eq 6 ] && [ $((SECONDS - began)) -le 12 ]
+}
+export -f stopped_rank
+step nccl-stopped-rank 60 bash -c 'stopped_rank 2>&1 | tee '"$logs"'/stopped.txt; [ ${PIPESTATUS[0]} -eq 0 ] &&
+    grep -q "comm error: rank 1 .* has been silent" '"$logs"'/stopped.txt'
+
 # Speculation changes nothing, nor does a batch or the order of the prompts.
 for k in 0 1 2 4 7; do
     for batch in 1 4 16 64; do
@@ -107,6 +185,12 @@ step sampled 120 bash -c "generate 1 cuda sampled --k 0 $sampled && generate 1 c
     $golden_files same $files/sampled.h5 $files/sampled-k4.h5 $files/sampled-reversed.h5"
 
 step bench 240 "$build/tests/bench/cuda_bench"
+step bench-comm 120 mpirun -n 2 "$build/tests/bench/comm_bench"
+for way in "" --eager; do
+    step "bench-demo$way" 120 "$build/jobs/quadrille" bench --target tests/data/models/demo-full-4bpw \
+        --draft tests/data/models/demo-dflash2 --k 0,2,7 --concurrency 1,8 --prompt-tokens 64 --new-tokens 96 \
+        --repeat 3 --backend cuda $way --append-tsv "$logs/demo$way.tsv"
+done
 if command -v compute-sanitizer >/dev/null; then
     step memcheck-generate 240 compute-sanitizer --tool memcheck --error-exitcode 1 \
         --target-processes all "$build/jobs/quadrille" generate --backend cuda --limit 2 --k 4 \
@@ -127,9 +211,11 @@ fi
 echo "--- rows for docs/results.tsv: date commit hardware bench shape value unit floor"
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 if [ -f "$logs/bench.log" ]; then
+    touch "$logs/bench-comm.log"
     awk -v date="$(date -u +%F)" -v commit="$commit" -v gpu="$gpu" \
-        'BEGIN { FS = OFS = "\t" } NF == 5 { print date, commit, gpu, $0 }' "$logs/bench.log"
+        'BEGIN { FS = OFS = "\t" } NF == 5 { print date, commit, gpu, $0 }' "$logs/bench.log" "$logs/bench-comm.log"
 fi
+for rows in "$logs"/demo*.tsv; do [ ! -f "$rows" ] || tail -n +2 "$rows"; done
 echo "--- $gpu, sm_$arch, $commit"
 printf '%s\n' "${summary[@]}"
 exit $failed

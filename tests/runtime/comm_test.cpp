@@ -3,19 +3,24 @@
 #include "runtime/comm.h"
 
 #include "kernels/backend.h"
+#include "kernels/buffer.h"
 #include "kernels/check.h"
+#include "runtime/comm_nccl.h"
 #include "tests/runtime/mpi_main.h"
 #include "tests/support/expect_error.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <sched.h>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace quadrille {
@@ -40,10 +45,49 @@ class Collectives : public testing::TestWithParam<std::string> {
         } else if (GetParam() == "staged") {  // messages in pieces, memory behind a backend
             host_comm_ = make_mpi_comm(test::session().duplicate(), kPiece);
             comm_ = make_staged_comm(*host_comm_, *backend_);
+        } else if (GetParam() == "nccl") {
+            meet_in_nccl();
         } else {
             comm_ = make_mpi_comm(test::session().duplicate(),
                                   GetParam() == "mpi" ? int64_t{1} << 30 : kPiece);
         }
+    }
+    void meet_in_nccl() {
+        MpiSession& session = test::session();
+        Communicator& world = session.world();
+        if (world.max_host(gpu_count() == 0 ? 1 : 0) != 0) GTEST_SKIP() << "no GPU";
+        backend_ = make_backend("cuda", session.local_rank() % gpu_count());
+        const NcclSeat own = nccl_seat(*backend_, session.host());
+        std::vector<NcclSeat> seats(static_cast<size_t>(world.size()));
+        world.all_gather_host(seats.data(), &own, sizeof own);
+        const std::optional<Error> obstacle = nccl_obstacle(seats);
+        if (obstacle) GTEST_SKIP() << obstacle->what();
+        comm_ = make_nccl_comm(world, *backend_, std::chrono::seconds(60));
+    }
+
+    // The collectives on backend memory, between these bytes on the host.
+    Buffer on_backend(const Bytes& host) const {
+        Buffer buffer(*backend_, std::ssize(host));
+        backend_->upload(buffer.data(), host.data(), std::ssize(host));
+        return buffer;
+    }
+    void all_gather(Bytes& out, const Bytes& in, int64_t bytes) const {
+        const Buffer to = on_backend(out);
+        const Buffer from = on_backend(in);
+        comm_->all_gather(to.data(), from.data(), bytes);
+        backend_->download(out.data(), to.data(), std::ssize(out));
+    }
+    void all_gather_in_place(Bytes& out, int64_t bytes) const {
+        const Buffer to = on_backend(out);
+        comm_->all_gather(to.data(), static_cast<uint8_t*>(to.data()) + comm_->rank() * bytes,
+                          bytes);
+        backend_->download(out.data(), to.data(), std::ssize(out));
+    }
+    void all_to_all(Bytes& out, const Bytes& in, int64_t bytes) const {
+        const Buffer to = on_backend(out);
+        const Buffer from = on_backend(in);
+        comm_->all_to_all(to.data(), from.data(), bytes);
+        backend_->download(out.data(), to.data(), std::ssize(out));
     }
     // A buffer of all parts with a sentinel behind it.
     Bytes parts(int64_t bytes) const {
@@ -72,14 +116,14 @@ TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) {
             own[static_cast<size_t>(i)] = expected_byte(comm_->rank(), 0, i);
         }
         Bytes out = parts(bytes);
-        comm_->all_gather(out.data(), own.data(), bytes);
+        all_gather(out, own, bytes);
         expect_parts(out, bytes, false);
         out = parts(bytes);
         comm_->all_gather_host(out.data(), own.data(), bytes);
         expect_parts(out, bytes, false);
         out = parts(bytes);  // in place
         std::ranges::copy(own, out.begin() + comm_->rank() * bytes);
-        comm_->all_gather(out.data(), out.data() + comm_->rank() * bytes, bytes);
+        all_gather_in_place(out, bytes);
         expect_parts(out, bytes, false);
     }
 }
@@ -93,8 +137,35 @@ TEST_P(Collectives, AllToAllBringsEachPartToItsRank) {
             }
         }
         Bytes out = parts(bytes);
-        comm_->all_to_all(out.data(), in.data(), bytes);
+        all_to_all(out, in, bytes);
         expect_parts(out, bytes, true);
+    }
+}
+
+// A graph sends what its memory holds when it is replayed.
+TEST_P(Collectives, RecordedOnesBringWhatIsThereThen) {
+    if (!comm_->recordable() || !backend_->records()) GTEST_SKIP() << "nothing is recorded";
+    constexpr int64_t kBytes = 1000;
+    Bytes own(kBytes);
+    Bytes out = parts(kBytes);
+    all_gather(out, own, kBytes);
+    const Buffer from = on_backend(own);
+    const Buffer to = on_backend(parts(kBytes));
+    const auto recording =
+        backend_->record([&] { comm_->all_gather(to.data(), from.data(), kBytes); });
+    for (int turn = 0; turn < 3; ++turn) {
+        for (int64_t i = 0; i < kBytes; ++i) {
+            own[static_cast<size_t>(i)] = expected_byte(comm_->rank(), turn, i);
+        }
+        backend_->upload(from.data(), own.data(), kBytes);
+        recording->replay();
+        backend_->download(out.data(), to.data(), std::ssize(out));
+        for (int rank = 0; rank < comm_->size(); ++rank) {
+            for (int64_t i = 0; i < kBytes; ++i) {
+                ASSERT_EQ(out[static_cast<size_t>(rank * kBytes + i)],
+                          expected_byte(rank, turn, i));
+            }
+        }
     }
 }
 
@@ -133,7 +204,7 @@ TEST_P(Collectives, MisuseIsAnErrorBeforeAnythingIsSent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Comm, Collectives,
-                         testing::Values("self", "mpi", "mpi_in_pieces", "staged"),
+                         testing::Values("self", "mpi", "mpi_in_pieces", "staged", "nccl"),
                          [](const auto& instance) { return instance.param; });
 
 TEST(MpiSession, KnowsItsPlace) {
