@@ -21,11 +21,11 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1) ||
+command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | sed -n 1p) ||
     { echo "gpu-check: no GPU" >&2; exit 77; }
 [ -n "$gpu" ] || { echo "gpu-check: no GPU" >&2; exit 77; }
 # 9.0 -> 90a, 12.1 -> 121a: the instructions of that chip; older ones have none of their own.
-capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n 1p | tr -d .)
 if [ "$capability" -ge 90 ]; then arch=${capability}a; else arch=$capability; fi
 
 start=$SECONDS
@@ -37,7 +37,7 @@ logs=
 step() {
     local name=$1 limit=$2 began=$SECONDS result
     shift 2
-    [ "$name" = build ] || [[ $name =~ $only ]] || return 0
+    [ "$name" = build ] || [[ $name =~ $only ]] || return 1
     if [ "$(left)" -lt 15 ]; then summary+=("SKIP  $name (time)"); return 0; fi
     [ "$limit" -lt "$(left)" ] || limit=$(left)
     if timeout "$limit" "$@" >"$logs/$name.log" 2>&1; then
@@ -93,9 +93,9 @@ generate() {  # generate RANKS BACKEND NAME [FLAG...]
 }
 golden_files=$build/tests/support/golden_files
 compare() { "$golden_files" compare full-4bpw "$@"; }
-step files-prompts 60 bash -c '"$golden_files" prompts $files/prompts.h5 && "$golden_files" reversed $files/reversed.h5'
 export -f generate compare
 export build files golden_files
+step files-prompts 60 bash -c '"$golden_files" prompts $files/prompts.h5 && "$golden_files" reversed $files/reversed.h5'
 step files-cpu 240 bash -c 'generate 1 cpu cpu --k 7 && compare "$files/cpu.h5"'
 step files-cuda 120 bash -c 'generate 1 cuda cuda --k 7 && compare "$files/cuda.h5"'
 for ranks in 2 4; do
