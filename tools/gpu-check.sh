@@ -61,7 +61,8 @@ mkdir -p "$logs"
 tests=(rows products moe sequence draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
     tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
-    tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench)
+    tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench
+    tests/drafter/drafter_device_step_test)
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 for t in "${tests[@]}"; do targets+=("tests/kernels/kernels_cuda_${t}_test"); done
 step build 600 ninja -C "$build" "${targets[@]}" || { printf '%s\n' "${summary[@]}"; exit 1; }
@@ -119,6 +120,7 @@ on_one_gpu() {
     "${launch[@]}"
 }
 export -f same on_one_gpu
+step graph-steps 120 "$build/tests/drafter/drafter_device_step_test" --gtest_filter='GpuSteps*:CheckedSteps*'
 for k in 0 2 7; do
     step "graph-k$k" 120 bash -c "generate 1 cuda eager-k$k --k $k --eager && generate 1 cuda graph-k$k --k $k &&
         same eager-k$k graph-k$k"

@@ -220,6 +220,26 @@ TEST_F(RecordedSteps, RecordEachShapeOnceAndGiveTheSame) {
         << "a third run meets nothing for the first time";
 }
 
+// The same with graphs of a GPU.
+TEST(GpuSteps, RecordedOnesGiveWhatStepsInPartsGive) {
+    if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+    if (session().world().size() > 1) GTEST_SKIP() << "one rank";
+    ModelCase target(*find_model(kModel), session().world(), limits(7), trained_taps(), "cuda");
+    DraftCase draft(target);
+    for (const double warmest : {0.0, 1.0}) {
+        for (const int32_t k : {0, 2, kMaxK}) {
+            SCOPED_TRACE(k);
+            EngineOptions options = target.engine_options(k);
+            options.steps = StepWay::in_parts;
+            const auto expected = target.run(some_prompts(warmest), options, &*draft);
+            for (const StepWay way : {StepWay::whole, StepWay::recorded}) {
+                options.steps = way;
+                expect_same(target.run(some_prompts(warmest), options, &*draft), expected);
+            }
+        }
+    }
+}
+
 // The judge looks at every op of padded steps.
 TEST(CheckedSteps, PassTheJudge) {
     if (session().world().size() > 1) GTEST_SKIP() << "one rank";
