@@ -295,6 +295,7 @@ std::string bench_rows(const BenchReport& r) {
                             r.prompts, r.new_tokens, run.concurrency, run.k);
         const EngineStats& s = run.stats;
         if (s.recorded_steps > 0) shape += ", graphs";
+        if (r.eager) shape += ", eager";
         const WorkSum work = total_work(run);
         row("prefill", run.prefill_rate(), "tokens/s", run.prefill_fraction());
         row("decode", run.decode_rate(), "tokens/s", run.decode_fraction());
