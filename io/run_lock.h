@@ -40,7 +40,7 @@ class RunLock {
     int64_t computed() const { return computed_before_ + computed_; }  // records, by all starts
     int64_t computed_now() const { return computed_; }                 // records, by this start
     void count(int64_t records);
-    void withdraw() noexcept;  // this start has done nothing, and is forgotten
+    void withdraw() noexcept;                   // this start has done nothing, and is forgotten
     void release() noexcept { file_.reset(); }  // nothing is counted any more
 
   private:
