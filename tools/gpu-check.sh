@@ -171,13 +171,7 @@ export -f stopped_rank
 step nccl-stopped-rank 60 bash -c 'stopped_rank 2>&1 | tee '"$logs"'/stopped.txt; [ ${PIPESTATUS[0]} -eq 0 ] &&
     grep -q "comm error: rank 1 .* has been silent" '"$logs"'/stopped.txt'
 
-# Speculation changes nothing, nor does a batch or the order of the prompts.
-for k in 0 1 2 4 7; do
-    for batch in 1 4 16 64; do
-        step "files-k$k-batch$batch" 120 bash -c "generate 1 cuda k$k-$batch --k $k --max-seqs $batch &&
-            $golden_files same $files/cuda.h5 $files/k$k-$batch.h5"
-    done
-done
+# Nor does the order of the prompts (the goldens above: no K, batch or order changes a token).
 step files-reversed 120 bash -c 'prompts=reversed generate 1 cuda reversed --k 2 --max-seqs 5 &&
     "$golden_files" same $files/cuda.h5 $files/reversed.h5'
 # Sampled, with penalties and log-probabilities.
