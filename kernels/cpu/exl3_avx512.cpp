@@ -30,8 +30,9 @@ struct Extraction {
 
     alignas(64) uint8_t index[kWindows][64];  // byte of the tile for each byte of the window
     alignas(64) uint8_t shift[4][64];         // bits of the qword for each byte of the state
+    uint64_t behind[kWindows];  // bytes of the window beyond the first 128 of the tile
 
-    constexpr Extraction() : index(), shift() {
+    constexpr Extraction() : index(), shift(), behind() {
         for (int lane = 0; lane < 16; ++lane) {
             const int half = lane / 8;
             for (int q = 0; q < 4; ++q) {
@@ -40,6 +41,8 @@ struct Extraction {
                     for (int i = 0; i < 4; ++i) {
                         const int byte = ((end + 7) / 8 - 1 - i + kBytes) % kBytes;
                         index[q * kParts + p][4 * lane + i] = static_cast<uint8_t>(byte ^ 3);
+                        behind[q * kParts + p] |= static_cast<uint64_t>(byte / 128)
+                                                  << (4 * lane + i);
                     }
                 }
             }
@@ -96,7 +99,7 @@ inline Windows<kBits> load_windows(const uint16_t* trellis) {
             windows.at[w] = _mm512_permutexvar_epi8(index, a);
         } else {
             const __m512i low = _mm512_permutex2var_epi8(a, index, b);
-            const __mmask64 high = kBits > 4 ? _mm512_movepi8_mask(index) : 0;
+            const __mmask64 high = kExtraction<kBits>.behind[w];
             if constexpr (kBits <= 4) {
                 windows.at[w] = low;
             } else if constexpr (kBits <= 6) {
