@@ -37,12 +37,7 @@ void add_running(CLI::App& app, BenchOptions& options) {
         ->check(one_of({"auto", "cpu", "cuda", "check", "cpu-plain", "cpu-avx2", "cpu-avx512"}))
         ->option_text("NAME")
         ->group(running);
-    app.add_option("--comm", options.comm, "auto, mpi or nccl [auto]")
-        ->check(one_of({"auto", "mpi", "nccl"}))
-        ->option_text("NAME")
-        ->group(running);
-    add_draft_placement(app, options.draft_placement)->group(running);
-    app.add_flag("--eager", options.eager, "no CUDA graphs (or CUDA_GRAPHS=0)")->group(running);
+    add_step_flags(app, options, running);
 }
 
 void check_different(const char* flag, std::vector<int64_t> values) {

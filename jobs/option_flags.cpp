@@ -111,17 +111,26 @@ void need(bool given, const char* flag, const char* wanted) {
 
 }  // namespace
 
-CLI::Option* add_draft_placement(CLI::App& app, DraftPlacement& value) {
-    return app
-        .add_option_function<std::string>(
-            "--draft-placement",
-            [&value](const std::string& where) {
-                value = where == "sharded" ? DraftPlacement::sharded : DraftPlacement::replicated;
-            },
-            "sharded or replicated drafter [sharded]")
+template <class Options>
+void add_step_flags(CLI::App& app, Options& options, const std::string& group) {
+    app.add_option("--comm", options.comm, "auto, mpi or nccl [auto]")
+        ->check(one_of({"auto", "mpi", "nccl"}))
+        ->option_text("NAME")
+        ->group(group);
+    app.add_option_function<std::string>(
+           "--draft-placement",
+           [&options](const std::string& where) {
+               options.draft_placement =
+                   where == "sharded" ? DraftPlacement::sharded : DraftPlacement::replicated;
+           },
+           "sharded or replicated drafter [sharded]")
         ->check(one_of({"sharded", "replicated"}))
-        ->option_text("WHERE");
+        ->option_text("WHERE")
+        ->group(group);
+    app.add_flag("--eager", options.eager, "no CUDA graphs (or CUDA_GRAPHS=0)")->group(group);
 }
+template void add_step_flags(CLI::App& app, GenerateOptions& options, const std::string& group);
+template void add_step_flags(CLI::App& app, BenchOptions& options, const std::string& group);
 
 void add_flags(CLI::App& app, GenerateOptions& options) {
     const auto text = [&app](const char* name, std::string& value, const char* what,
@@ -177,12 +186,7 @@ void add_flags(CLI::App& app, GenerateOptions& options) {
         ->check(one_of({"auto", "cpu", "cuda", "check"}))
         ->option_text("NAME")
         ->group(running);
-    app.add_option("--comm", options.comm, "auto, mpi or nccl [auto]")
-        ->check(one_of({"auto", "mpi", "nccl"}))
-        ->option_text("NAME")
-        ->group(running);
-    add_draft_placement(app, options.draft_placement)->group(running);
-    app.add_flag("--eager", options.eager, "no CUDA graphs (or CUDA_GRAPHS=0)")->group(running);
+    add_step_flags(app, options, running);
     add_output_exists(app, options.output_exists)->group(running);
     add_time(app, "--max-time", options.max_time, 1, "end within this time, resumable (exit 75)")
         ->group(running);

@@ -21,7 +21,9 @@ void finish(InspectOptions& options);
 void finish(PackOptions& options);
 void finish(UnpackOptions& options);
 
-// --draft-placement, of every job that runs a drafter.
-CLI::Option* add_draft_placement(CLI::App& app, DraftPlacement& value);
+// --comm, --draft-placement and --eager, of the jobs that run a model (GenerateOptions and
+// BenchOptions).
+template <class Options>
+void add_step_flags(CLI::App& app, Options& options, const std::string& group);
 
 }  // namespace quadrille

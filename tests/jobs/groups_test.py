@@ -3,7 +3,6 @@
 """Several groups of ranks in one job: the file is that of one group, whatever dies, stops or fails in
 whichever group, and however many groups a later start has. TAP; for its arguments see
 tests/jobs/meson.build. --long: more kills."""
-import argparse
 import json
 import os
 import random
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from job_runs import Run, Workshop, adopt_orphans, alive, expect, run_cases, wait_until
+from job_runs import Run, Workshop, adopt_orphans, alive, expect, read_options, run_cases, wait_until
 
 RECORDS, TOKENS = 600, 4
 LAYOUTS = [(2, 1), (4, 2), (3, 1)]  # ranks, ranks of a group
@@ -238,14 +237,7 @@ def killed_at_random_the_result_is_the_same(shop):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for name in ("--program", "--compare", "--mpirun", "--models", "--rank", "--io"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--long", action="store_true")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    options = parser.parse_args()
-    for name in ("program", "compare", "models", "rank", "io"):
-        setattr(options, name, os.path.abspath(getattr(options, name)))
+    options = read_options()
     cases = [killed_at_random_the_result_is_the_same]
     if not options.long:
         cases += [the_file_is_that_of_one_group, every_group_has_its_part, samples_with_everything_on_are_the_same,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of the program for resume_test.py: started, watched, ended in the middle, compared."""
+import argparse
 import concurrent.futures
 import ctypes
 import json
@@ -215,6 +216,19 @@ def run_case(case, workshop):
         return None, time.monotonic() - start
     except (AssertionError, subprocess.SubprocessError, OSError) as error:
         return str(error) or repr(error), time.monotonic() - start
+
+
+def read_options():
+    """The command line of a test of runs: the programs and models it needs, which cases."""
+    parser = argparse.ArgumentParser()
+    for name in ("--program", "--compare", "--mpirun", "--models", "--rank", "--io"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    options = parser.parse_args()
+    for name in ("program", "compare", "models", "rank", "io"):
+        setattr(options, name, os.path.abspath(getattr(options, name)))
+    return options
 
 
 def run_cases(cases, workshop, at_once):

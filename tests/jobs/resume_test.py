@@ -3,7 +3,6 @@
 """Nothing computed is lost: runs of `generate` are killed, signalled, stopped, starved of their disk,
 and the next start completes them to the result of an uninterrupted run. TAP; for its arguments see
 tests/jobs/meson.build. --long: more of each, and a million records."""
-import argparse
 import json
 import os
 import random
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from job_runs import Run, Workshop, adopt_orphans, alive, expect, run_cases, wait_until
+from job_runs import Run, Workshop, adopt_orphans, alive, expect, read_options, run_cases, wait_until
 
 RECORDS, TOKENS = 600, 4   # of most runs: two full parts and some more
 LONG_TOKENS = 100          # records that take a while
@@ -305,14 +304,7 @@ def a_million_records_take_bounded_memory(shop):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for name in ("--program", "--compare", "--mpirun", "--models", "--rank", "--io"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--long", action="store_true")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    options = parser.parse_args()
-    for name in ("program", "compare", "models", "rank", "io"):
-        setattr(options, name, os.path.abspath(getattr(options, name)))
+    options = read_options()
     cases = [killed_at_random_the_result_is_the_same, a_failing_disk_loses_nothing]
     if options.long:
         cases += [a_million_records_take_bounded_memory]
