@@ -91,7 +91,7 @@ def main():
     for number, (name, old, settings) in enumerate(cases, 1):
         failed, problems = every_call(library, program, old, **settings)
         for problem in problems[:10]:
-            print(f"# {problem}")
+            print(f"# {problem}", file=sys.stderr)
         good = not problems and failed > 0
         print(f"{'ok' if good else 'not ok'} {number} - {name}: {failed} calls fail")
 

@@ -179,7 +179,8 @@ def main():
                 print("ok -", claim, flush=True)
             except (Failed, OSError, ValueError, KeyError, IndexError, subprocess.TimeoutExpired) as error:
                 good = False
-                print("\n".join("# " + line for line in f"{type(error).__name__}: {error}".splitlines()))
+                print("\n".join("# " + line for line in f"{type(error).__name__}: {error}".splitlines()),
+                      file=sys.stderr)
                 print("not ok -", claim, flush=True)
     return 0 if good else 1
 

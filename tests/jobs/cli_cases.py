@@ -156,7 +156,7 @@ def main():
                 command, done, complaints = result.result()
                 if complaints or options.v:
                     for line in complaints + ["ran: " + shlex.join(command)] + done["output"].splitlines():
-                        print("#", line)
+                        print("#", line, file=sys.stderr)
                 print("not ok" if complaints else "ok", number, "-", f"{case[0]}, {case[1]} ranks", flush=True)
 
 

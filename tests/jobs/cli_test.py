@@ -44,10 +44,10 @@ def main():
             if seconds > 10:
                 problems.append(f"took {seconds:.1f} s")
             for problem in problems:
-                print(f"# {problem}")
+                print(f"# {problem}", file=sys.stderr)
             if problems:
                 good = False
-                print("\n".join("# | " + line for line in (done.stdout + done.stderr).splitlines()))
+                print("\n".join("# | " + line for line in (done.stdout + done.stderr).splitlines()), file=sys.stderr)
             where = f"on {ranks} ranks" if ranks else "alone"
             print(f"{'not ok' if problems else 'ok'} - {name} {where}", flush=True)
     return 0 if good else 1

@@ -240,7 +240,7 @@ def run_cases(cases, workshop, at_once):
             problem, seconds = result.result()
             good = good and not problem
             for line in (problem or "").splitlines():
-                print("# " + line)
+                print("# " + line, file=sys.stderr)  # what meson shows of a test that failed
             print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')} ({seconds:.1f} s)", flush=True)
     return 0 if good else 1
 

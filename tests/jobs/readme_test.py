@@ -77,7 +77,7 @@ def main():
     print(f"1..{len(results)}")
     for good, name, notes in results:
         if not good:
-            print("\n".join("# " + line for line in notes.splitlines()))
+            print("\n".join("# " + line for line in notes.splitlines()), file=sys.stderr)
         print(f"{'ok' if good else 'not ok'} - {name}")
     return 0 if all(good for good, _, _ in results) else 1
 

@@ -81,7 +81,8 @@ def main():
         results.append(("every record is there", len(expected) == len(lines), ""))
     print(f"1..{len(results)}")
     for name, good, notes in results:
-        print("\n".join("# " + line for line in notes.splitlines()) if notes else "", end="\n" * bool(notes))
+        if notes:
+            print("\n".join("# " + line for line in notes.splitlines()), file=sys.stderr)
         print(f"{'ok' if good else 'not ok'} - {name}")
     return 0 if all(good for _, good, _ in results) else 1
 

@@ -148,7 +148,7 @@ def main():
     print(f"1..{len(case.results)}")
     for name, good, notes in case.results:
         if notes and not good:
-            print("\n".join("# " + line for line in notes.splitlines()))
+            print("\n".join("# " + line for line in notes.splitlines()), file=sys.stderr)
         print(f"{'ok' if good else 'not ok'} - {name}")
     return 0 if all(good for _, good, _ in case.results) else 1
 

@@ -30,9 +30,9 @@ def check(name, ranks, way, code, line, hooks, longest=15.0):
     if seconds > longest:
         problems.append(f"took {seconds:.1f} s, expected at most {longest} s")
     for problem in problems:
-        print(f"# {problem}")
+        print(f"# {problem}", file=sys.stderr)
     if problems:
-        print("\n".join("# | " + text for text in done.stderr.splitlines()))
+        print("\n".join("# | " + text for text in done.stderr.splitlines()), file=sys.stderr)
     print(f"{'not ok' if problems else 'ok'} - {name}", flush=True)
     return not problems
 

@@ -185,7 +185,7 @@ def main():
             problem = str(error)
         if problem:
             good = False
-            print("\n".join("# " + line for line in problem.splitlines()))
+            print("\n".join("# " + line for line in problem.splitlines()), file=sys.stderr)
         print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')}", flush=True)
     return 0 if good else 1
 
