@@ -62,7 +62,7 @@ tests=(rows products moe sequence draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
     tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
     tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench
-    tests/drafter/drafter_device_step_test)
+    tests/drafter/drafter_device_step_test tests/support/libfailing_rank.so)
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 for t in "${tests[@]}"; do targets+=("tests/kernels/kernels_cuda_${t}_test"); done
 step build 600 ninja -C "$build" "${targets[@]}" || { printf '%s\n' "${summary[@]}"; exit 1; }
@@ -152,24 +152,40 @@ step nccl-shared-gpu 60 env CUDA_VISIBLE_DEVICES=0 bash -c \
     'expect 5 "found ranks 0 and 1 on GPU" generate 2 cuda refused --comm nccl'
 step nccl-no-gpu 60 env CUDA_VISIBLE_DEVICES=77 bash -c \
     'expect 5 "no usable GPU" generate 2 cuda refused --comm nccl'
-# A rank of two on NCCL is stopped: the other one ends within the watchdog's limit and names it.
-stopped_rank() {
-    local began pid code
-    new_tokens=200 on_one_gpu 2 stopped --k 2 --watchdog 8 &
-    local job=$!
-    sleep 8
-    for pid in $(pgrep -f "$files/stopped.h5"); do
-        tr '\0' '\n' <"/proc/$pid/environ" | grep -qx OMPI_COMM_WORLD_RANK=1 && kill -STOP "$pid"
+# Two ranks on NCCL, a GPU each where there are two. Rank 1 is stopped, killed, or fails at a step:
+# the other ends within the watchdog's limit, and who it was is said.
+two_ranks() {  # two_ranks NAME [FLAG...]
+    if [ "$gpus" -ge 2 ]; then generate 2 cuda "$@" --comm nccl; else on_one_gpu 2 "$@"; fi
+}
+# lost_rank SIGNAL CODE TEXT
+lost_rank() {
+    local name=lost$1 job pid code began
+    local beat=$files/$name.json output=$files/$name.txt
+    new_tokens=200 two_ranks "$name" --k 2 --n 200 --ignore-eos --temperature 0.5 --watchdog 8 --heartbeat "$beat" \
+        >"$output" 2>&1 &
+    job=$!
+    until grep -qs '"state":"running"' "$beat"; do
+        kill -0 $job || { cat "$output"; return 1; }
+        sleep 0.2
+    done
+    sleep 2
+    for pid in $(pgrep -f "$files/$name.h5"); do
+        tr '\0' '\n' <"/proc/$pid/environ" | grep -qx OMPI_COMM_WORLD_RANK=1 && kill "$1" "$pid"
     done
     began=$SECONDS
     wait $job
     code=$?
+    cat "$output"
     echo "ended with $code after $((SECONDS - began)) s"
-    [ $code -eq 6 ] && [ $((SECONDS - began)) -le 12 ]
+    [ $code -eq "$2" ] && [ $((SECONDS - began)) -le 12 ] && grep -q "$3" "$output"
 }
-export -f stopped_rank
-step nccl-stopped-rank 60 bash -c 'stopped_rank 2>&1 | tee '"$logs"'/stopped.txt; [ ${PIPESTATUS[0]} -eq 0 ] &&
-    grep -q "comm error: rank 1 .* has been silent" '"$logs"'/stopped.txt'
+export -f two_ranks lost_rank
+export gpus
+step nccl-stopped-rank 90 bash -c 'lost_rank -STOP 6 "comm error: rank 1 .* has been silent"'
+step nccl-killed-rank 90 bash -c 'lost_rank -KILL 137 "process rank 1 .* exited on signal 9"'
+step nccl-failing-rank 90 env FAILING_RANK=1 FAILING_RANK_AT=40 FAILING_RANK_ACT=error bash -c \
+    'expect 6 "^\[rank 1/2 .*comm error: MPI_Allreduce" env LD_PRELOAD="$build/tests/support/libfailing_rank.so" \
+        bash -c "two_ranks failing --k 2"'
 
 # Nor does the order of the prompts (the goldens above: no K, batch or order changes a token).
 step files-reversed 120 bash -c 'prompts=reversed generate 1 cuda reversed --k 2 --max-seqs 5 &&
