@@ -34,7 +34,7 @@ void route(View<int32_t> ids, View<float> weights, View<const float> logits, con
            float scale, const Rows& rows, cudaStream_t stream);
 
 // top_k.cu
-// scratch: top_k_scratch(rows, k, valid) bytes.
+// k up to 2048; scratch: top_k_scratch(rows, k, valid) bytes.
 void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
            int32_t valid, void* scratch, cudaStream_t stream);
 int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws from rows of logits. The arithmetic of one column (kernels/sample_row.h, noise.h,
 // exp_sum.h) is shared with the CPU and exact in the same way, so results have the same bits.
+#include "kernels/cuda/candidate.cuh"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/sequence_launch.h"
 #include "kernels/sample_row.h"
@@ -13,34 +14,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kSumThreads = 256;
-constexpr int32_t kNone = INT32_MAX;
 
-struct Draw {
-    double score;
-    int32_t column;  // kNone: nothing
-
-    __device__ bool beats(const Draw& other) const {
-        if (column == kNone || other.column == kNone) return column != kNone;
-        return score > other.score || (score == other.score && column < other.column);
-    }
-};
-
-__device__ Draw best_of_block(Draw mine) {
-    __shared__ Draw shared[kThreads / 32];
-    const auto of_warp = [](Draw best) {
-#pragma unroll
-        for (int stride = 16; stride > 0; stride /= 2) {
-            const Draw other = {__shfl_xor_sync(0xffffffffu, best.score, stride),
-                                __shfl_xor_sync(0xffffffffu, best.column, stride)};
-            if (other.beats(best)) best = other;
-        }
-        return best;
-    };
-    mine = of_warp(mine);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
-    __syncthreads();
-    return of_warp(shared[threadIdx.x % 32]);
-}
+using Draw = CandidateOf<double>;  // a column and its score
 
 __global__ void mark_seen_kernel(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
                                  int32_t count) {
@@ -85,14 +60,14 @@ __global__ void __launch_bounds__(kThreads)
             if (!(value > -INFINITY)) continue;
             const uint64_t noise = j == c ? bits.even : bits.odd;
             const double base = scaled(static_cast<double>(value), row.inverse_temperature);
-            if (best.column != kNone && ieee::add(base, gumbel_bound(noise)) < best.score) continue;
+            if (best.column != kNone && ieee::add(base, gumbel_bound(noise)) < best.value) continue;
             offer(j, ieee::add(base, gumbel_of(noise)));
         }
     }
-    best = best_of_block(best);
+    best = block_best<kThreads>(best);
     if (threadIdx.x != 0) return;
     const bool found = best.column != kNone;
-    score[i] = found ? best.score : -INFINITY;
+    score[i] = found ? best.value : -INFINITY;
     id[i] = found ? first_id + best.column : -1;
     logit[i] = found ? x[best.column] : -INFINITY;
 }

@@ -16,7 +16,6 @@ constexpr int kRouteWarps = 4;
 __global__ void __launch_bounds__(kThreads)
     argmax_kernel(float* value, int32_t* id, View<const float> logits, int32_t first_id,
                   int32_t valid) {
-    __shared__ Candidate shared[kThreads / 32];
     const float* x = logits.data + blockIdx.x * logits.stride;
     Candidate mine = {0.0f, kNone};
     constexpr int kBatch = 8;
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
             if (!isnan(other.value) && other.beats(mine)) mine = other;
         }
     }
-    const Candidate best = block_best<kThreads>(mine, shared);
+    const Candidate best = block_best<kThreads>(mine);
     if (threadIdx.x == 0) {
         value[blockIdx.x] = best.column == kNone ? -INFINITY : best.value;
         id[blockIdx.x] = best.column == kNone ? -1 : first_id + best.column;

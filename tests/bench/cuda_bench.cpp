@@ -366,11 +366,15 @@ void Bench::ops() {
         timed("add", 3 * elements, [&] { backend_.add(z, y); });
         const View<float> logits = values(m, 77440);
         const View<float> best = values(m, 16);
+        const View<float> offers = values(m, 256);
         Array<int32_t> ids(backend_, m, 16);
+        Array<int32_t> offered(backend_, m, 256);
         timed("argmax 77440", static_cast<double>(m) * 77440 * 4,
               [&] { backend_.argmax(best.data, ids.data(), logits, 0, 77440); });
         timed("top_k 16 of 77440", static_cast<double>(m) * 77440 * 4,
               [&] { backend_.top_k(best, ids.view(), logits, 0, 77440); });
+        timed("top_k 256 of 77440", static_cast<double>(m) * 77440 * 4,
+              [&] { backend_.top_k(offers, offered.view(), logits, 0, 77440); });
     }
     buffers_.clear();
 }
