@@ -81,6 +81,8 @@ Member member_of(const std::vector<Mlp>& table, int32_t member) {
 
 void require_experts(const std::vector<Mlp>& table, const MoeWeights& experts, int64_t hidden,
                      int32_t segments) {
+    require(hidden < kMostChannels && experts.max_width < kMostChannels,
+            "moe: experts of fewer than 2^30 inputs, outputs");
     for (const Mlp& mlp : table) {
         require(mlp.gate.n <= experts.max_width && mlp.up.n == mlp.gate.n &&
                     mlp.down.k == mlp.gate.n && mlp.gate.k == hidden && mlp.up.k == hidden &&

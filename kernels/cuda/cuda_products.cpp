@@ -19,6 +19,8 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 }
 
 void require_matrix(const Matrix& w) {
+    require(w.k < kMostChannels && w.n < kMostChannels,
+            "matrix of fewer than 2^30 inputs, outputs");
     require(w.segments == 1 || w.segments == 2 || w.segments == 4, "matrix of 1, 2 or 4 segments");
     if (w.segments > 1) {
         require(w.segment[0] == 0 && w.segment[static_cast<size_t>(w.segments)] == w.k,

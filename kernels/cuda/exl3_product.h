@@ -33,6 +33,8 @@ QUADRILLE_HOST_DEVICE constexpr int32_t input_blocks(int32_t groups) {
 constexpr int32_t exl3_teams(int32_t bits, int32_t groups) {
     return groups >= 4 && bits > 4 ? 1 : 2;
 }
+// Inputs or outputs of a matrix, exclusive: kernels count them, and sums of two, in 32 bits.
+inline constexpr int64_t kMostChannels = int64_t{1} << 30;
 inline constexpr int kTeamWarps = 8;  // a warp for each tile column of 128
 inline constexpr int kTeamThreads = 32 * kTeamWarps;
 

@@ -8,14 +8,12 @@
 #include "kernels/cuda/native_tile.cuh"
 
 #include <algorithm>
-#include <limits>
 
 namespace quadrille::cuda {
 
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int64_t kMost32 = std::numeric_limits<int32_t>::max() / 2;
 
 template <Dtype kDtype, int kGroups, int kColumns>
 class StreamKernel {
@@ -309,7 +307,6 @@ void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t
                    int32_t tile_rows, int32_t members, int32_t processors, const KernelSet& kernels,
                    cudaStream_t stream) {
     if (tiles == 0 || n == 0) return;
-    require(n < kMost32 && product.matrix.k < kMost32, "native_stream: sizes of 32 bits");
     require(tile_rows == 8 || tile_rows == 16, "native_stream: tiles of 8 or 16 rows");
     const dim3 grid(static_cast<unsigned>(tiles), 1, static_cast<unsigned>(members));
     const int32_t groups = tile_rows / 8;
