@@ -3,15 +3,12 @@
 // repeats, each on an engine of its own over the same model and drafter.
 #include "jobs/bench.h"
 
-#include "drafter/dflash2.h"
-#include "drafter/draft_plan.h"
 #include "drafter/step_floor.h"
-#include "io/model_config.h"
-#include "io/safetensors.h"
 #include "io/tokenizer.h"
 #include "jobs/backend_choice.h"
 #include "jobs/bench_floor.h"
 #include "jobs/bench_report.h"
+#include "jobs/job_models.h"
 #include "jobs/prompt_files.h"
 #include "jobs/provenance.h"
 #include "jobs/record_source.h"
@@ -25,7 +22,6 @@
 #include "runtime/log.h"
 #include "runtime/position.h"
 #include "runtime/record_block.h"
-#include "runtime/target_model.h"
 
 #include <fmt/format.h>
 
@@ -85,14 +81,9 @@ class BenchJob {
     Position position_;
     BackendChoice device_;
     std::optional<TimedComm> comm_;  // of the model
-    ModelConfig config_;
-    std::optional<Checkpoint> checkpoint_;
-    std::optional<DraftConfig> draft_config_;
-    std::optional<Checkpoint> draft_checkpoint_;
+    std::optional<JobModels> models_;
     std::vector<Prompt> prompts_;
     BenchShape shape_;
-    std::optional<TargetModel> model_;
-    std::optional<DFlash2> drafter_;
     std::map<int32_t, Engine> engines_;  // by K: recorded steps live as long as their engine
     // Of a decode pass, by the bucket of its records: replayed collectives are not counted.
     std::map<std::pair<int32_t, int32_t>, CollectiveCounts> pass_collectives_;
@@ -128,15 +119,11 @@ BenchJob::BenchJob(const BenchOptions& options, MpiSession& session)
 }
 
 void BenchJob::read_checkpoint() {
-    config_ = read_model_config(options_.target);
-    plan_shards(config_, host_.size(), host_.rank());
-    checkpoint_.emplace(options_.target);
-    if (options_.draft == "none") return;
-    draft_config_ = read_draft_config(options_.draft);
-    check_draft_config(*draft_config_, config_, most_drafts());
-    plan_draft(*draft_config_, options_.draft_placement, host_.size(), host_.rank());
-    draft_checkpoint_.emplace(options_.draft);
-    check_draft_tensors(*draft_config_, *draft_checkpoint_);
+    models_.emplace(ModelChoice{.target = options_.target,
+                                .draft = options_.draft,
+                                .placement = options_.draft_placement,
+                                .k = most_drafts()},
+                    host_.size(), host_.rank());
 }
 
 void BenchJob::read_prompts() {
@@ -144,7 +131,8 @@ void BenchJob::read_prompts() {
     if (has_tokenizer(options_.target) && text_supported()) {
         tokenizer = make_tokenizer(options_.target);
     }
-    shape_.known_tokens = tokenizer ? tokenizer->size() : config_.vocab_size;
+    const ModelConfig& config = models_->config();
+    shape_.known_tokens = tokenizer ? tokenizer->size() : config.vocab_size;
     if (options_.prompts.empty()) {
         const int64_t records = options_.limit > 0 ? options_.limit : most_records();
         prompts_ = made_up_prompts(records, options_.prompt_tokens, shape_.known_tokens);
@@ -154,8 +142,8 @@ void BenchJob::read_prompts() {
         file.limit = options_.limit;
         file.prompts = {options_.prompts};
         const PromptFiles files(file);
-        RecordSource source(file, files.paths(), config_.vocab_size, tokenizer.get());
-        source.set_context(config_.max_position_embeddings);
+        RecordSource source(file, files.paths(), config.vocab_size, tokenizer.get());
+        source.set_context(config.max_position_embeddings);
         prompts_ = source.read(0, source.record_count());
     }
     if (prompts_.empty()) {
@@ -174,10 +162,10 @@ void BenchJob::read_prompts() {
         prompt.options.ignore_eos = true;
     }
     shape_.capacity = longest + options_.new_tokens;
-    if (shape_.capacity > config_.max_position_embeddings) {
+    if (shape_.capacity > config.max_position_embeddings) {
         throw Error(ErrorKind::usage,
                     fmt::format("a prompt of {} tokens and {} new ones: expected at most {} in all",
-                                longest, options_.new_tokens, config_.max_position_embeddings));
+                                longest, options_.new_tokens, config.max_position_embeddings));
     }
 }
 
@@ -192,44 +180,30 @@ void BenchJob::check_outputs() const {
 
 void BenchJob::load_model() {
     const int64_t slots = std::min(most_records(), std::ssize(prompts_));
-    const int32_t block = most_drafts() + 1;
-    const int64_t whole =
-        (slots * shape_.capacity + kPrefillGrid - 1) / kPrefillGrid * kPrefillGrid;
-    const int64_t rows = std::max(std::min(options_.max_batched_tokens, whole), slots * block);
-    const ModelLimits limits = {.slots = static_cast<int32_t>(slots),
-                                .capacity = shape_.capacity,
-                                .max_rows = static_cast<int32_t>(rows),
-                                .max_block = block};
-    model_.emplace(*device_.backend, *comm_, position_, config_, *checkpoint_, limits,
-                   draft_config_ ? draft_config_->target_layer_ids : std::vector<int64_t>{});
-    if (!draft_config_) return;
-    drafter_.emplace(
-        *device_.backend, *comm_, position_, *draft_config_, *draft_checkpoint_, *model_,
-        DraftOptions{.placement = options_.draft_placement, .known_tokens = shape_.known_tokens});
+    models_->load(*device_.backend, *comm_, position_,
+                  model_limits(slots, shape_.capacity, options_.max_batched_tokens, most_drafts()),
+                  shape_.known_tokens);
 }
 
 void BenchJob::set_up_floor() {
-    step_model_.config = config_;
-    step_model_.storage = stored_in(*checkpoint_);
-    step_model_.plan = model_->plan();
-    if (!draft_config_) return;
-    step_model_.draft = draft_config_;
-    step_model_.draft_storage = stored_in(*draft_checkpoint_);
-    step_model_.draft_plan =
-        plan_draft(*draft_config_, options_.draft_placement, host_.size(), host_.rank());
+    step_model_.config = models_->config();
+    step_model_.storage = stored_in(models_->checkpoint());
+    step_model_.plan = models_->target().plan();
+    if (!models_->drafts()) return;
+    step_model_.draft = models_->draft_config();
+    step_model_.draft_storage = stored_in(models_->draft_checkpoint());
+    step_model_.draft_plan = models_->draft_plan();
 }
 
 Engine& BenchJob::engine_of(int32_t k) {
-    const int32_t rows = model_->limits().max_rows;
-    const EngineOptions options = {
-        .max_batched_tokens = static_cast<int32_t>(rows / kPrefillGrid * kPrefillGrid),
-        .k = k,
-        .known_tokens = shape_.known_tokens,
-        .eos = config_.eos_token_ids,
-        .steps = options_.eager ? StepWay::in_parts : StepWay::recorded};
+    const EngineOptions options = {.max_batched_tokens = prefill_rows(models_->target().limits()),
+                                   .k = k,
+                                   .known_tokens = shape_.known_tokens,
+                                   .eos = models_->config().eos_token_ids,
+                                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded};
     return engines_
-        .try_emplace(k, *device_.backend, *comm_, position_, *model_, k > 0 ? &*drafter_ : nullptr,
-                     options)
+        .try_emplace(k, *device_.backend, *comm_, position_, models_->target(),
+                     k > 0 ? models_->drafter() : nullptr, options)
         .first->second;
 }
 
@@ -252,7 +226,7 @@ Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
     run.k = k;
     run.concurrency = concurrency;
     run.tokens.resize(prompts_.size());
-    measured.passes_by_records.resize(static_cast<size_t>(model_->limits().slots) + 1);
+    measured.passes_by_records.resize(static_cast<size_t>(models_->target().limits().slots) + 1);
     Engine& engine = engine_of(k);
     engine.clear_stats();
     comm_->take_counts();
@@ -272,7 +246,7 @@ Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
         if (decoded) {
             const auto records = static_cast<int32_t>(after.decode_records - before.decode_records);
             CollectiveCounts& known =
-                pass_collectives_[{k, step_bucket(records, model_->limits().slots)}];
+                pass_collectives_[{k, step_bucket(records, models_->target().limits().slots)}];
             if (after.recorded_steps > before.recorded_steps) counts = known;
             known = counts;
         }

@@ -4,16 +4,14 @@
 // ranks only compute; rank 0 leads the run and makes the result of all groups' parts.
 #include "jobs/generate.h"
 
-#include "drafter/dflash2.h"
-#include "drafter/draft_plan.h"
-#include "io/model_config.h"
-#include "io/safetensors.h"
 #include "io/tokenizer.h"
 #include "jobs/backend_choice.h"
 #include "jobs/group_board.h"
+#include "jobs/group_end.h"
 #include "jobs/group_files.h"
 #include "jobs/group_run.h"
 #include "jobs/heartbeat.h"
+#include "jobs/job_models.h"
 #include "jobs/provenance.h"
 #include "jobs/stop_plan.h"
 #include "jobs/summary.h"
@@ -24,7 +22,6 @@
 #include "runtime/groups.h"
 #include "runtime/log.h"
 #include "runtime/position.h"
-#include "runtime/target_model.h"
 #include "runtime/watchdog.h"
 
 #include <fmt/format.h>
@@ -40,27 +37,6 @@
 namespace quadrille {
 
 namespace {
-
-// What a group has come to, for the leader of the run.
-struct GroupEnd {
-    GroupParts parts;
-    int64_t computed = 0;    // records
-    int64_t errors = 0;      // records; those of earlier starts count for the leader of the run
-    GroupProgress progress;  // as on the board
-    EngineStats stats;
-    Stop stop = Stop::none;
-};
-
-// The first line of `there` that `here` lacks, both as GroupFiles describes runs.
-std::string first_difference(const std::string& here, const std::string& there) {
-    for (size_t begin = 0; begin < there.size();) {
-        const size_t end = std::min(there.find('\n', begin), there.size());
-        const std::string line = there.substr(begin, end - begin);
-        if (here.find(line + "\n") == std::string::npos) return line;
-        begin = end + 1;
-    }
-    return "a field less";
-}
 
 class GenerateJob {
   public:
@@ -89,7 +65,7 @@ class GenerateJob {
     int run_steps();
     void show(const GroupProgress& all, Stop stop);
     int end(const EngineStats& stats, Stop stop);
-    std::vector<GroupEnd> gather(const EngineStats& stats, Stop stop);
+    RunEnd gather(const EngineStats& stats, Stop stop);
     void finish(const EngineStats& stats);
     Progress progress(const GroupProgress& all) const;
 
@@ -112,15 +88,10 @@ class GenerateJob {
     RunShape shape_;
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<Communicator> device_comm_;  // where MPI cannot reach the backend's memory
-    ModelConfig config_;
-    std::optional<Checkpoint> checkpoint_;
-    std::optional<DraftConfig> draft_config_;  // absent: no drafter
-    std::optional<Checkpoint> draft_checkpoint_;
+    std::optional<JobModels> models_;
     std::optional<GroupFiles> files_;       // of leaders
     std::unique_ptr<Tokenizer> tokenizer_;  // of other ranks, for stop strings
-    std::optional<TargetModel> model_;
-    std::optional<DFlash2> drafter_;
-    std::optional<GroupBoard> board_;  // where there are several groups
+    std::optional<GroupBoard> board_;       // where there are several groups
 };
 
 GenerateJob::GenerateJob(const GenerateOptions& options, MpiSession& session, Parent parent)
@@ -199,32 +170,29 @@ void GenerateJob::watch() {
 }
 
 void GenerateJob::read_checkpoint() {
-    config_ = read_model_config(options_.target);
-    plan_shards(config_, comm_->size(), comm_->rank());
-    checkpoint_.emplace(options_.target);
-    if (options_.draft == "none") return;
-    k_ = static_cast<int32_t>(options_.k);
-    draft_config_ = read_draft_config(options_.draft);
-    check_draft_config(*draft_config_, config_, k_);
-    plan_draft(*draft_config_, options_.draft_placement, comm_->size(), comm_->rank());
-    draft_checkpoint_.emplace(options_.draft);
-    check_draft_tensors(*draft_config_, *draft_checkpoint_);
-    if (options_.accept == AcceptRule::rejection &&
-        draft_config_->selector_top_k > Offers::kMaxProposed) {
+    k_ = options_.draft == "none" ? 0 : static_cast<int32_t>(options_.k);
+    models_.emplace(ModelChoice{.target = options_.target,
+                                .draft = options_.draft,
+                                .placement = options_.draft_placement,
+                                .k = k_},
+                    comm_->size(), comm_->rank());
+    if (!models_->drafts() || options_.accept != AcceptRule::rejection) return;
+    const int64_t top_k = models_->draft_config().selector_top_k;
+    if (top_k > Offers::kMaxProposed) {
         throw Error(ErrorKind::usage,
                     fmt::format("--accept rejection: expected a drafter with selector_top_k of at "
                                 "most {}, found {}",
-                                Offers::kMaxProposed, draft_config_->selector_top_k));
+                                Offers::kMaxProposed, top_k));
     }
 }
 
 void GenerateJob::open_files() {
     const auto open = [&] {
-        files_.emplace(
-            options_,
-            GroupFiles::Model{config_, *checkpoint_,
-                              draft_checkpoint_ ? &*draft_checkpoint_ : nullptr, *backend_, k_},
-            log_, [this] { check_launcher(); });
+        files_.emplace(options_,
+                       GroupFiles::Model{models_->config(), models_->checkpoint(),
+                                         models_->drafts() ? &models_->draft_checkpoint() : nullptr,
+                                         *backend_, k_},
+                       log_, [this] { check_launcher(); });
     };
     agree(world_, "files", [&] {
         if (!leads_run()) return;
@@ -257,7 +225,7 @@ void GenerateJob::join_groups() {
         if (runs[group] != runs[0]) {
             throw Error(ErrorKind::input,
                         fmt::format("{} sees other files than {}: {}", session_.host(),
-                                    session_.hosts()[0], first_difference(runs[0], runs[group])));
+                                    session_.hosts()[0], other_field(runs[0], runs[group])));
         }
         if (leads_run() || options_.dry_run || shape_.remaining == 0) return;
         files_->join(placement_.group, std::vector<bool>(done.begin(), done.end()));
@@ -289,26 +257,12 @@ void GenerateJob::check_launcher() const {
 ModelLimits GenerateJob::limits() const {
     const int64_t slots =
         std::clamp<int64_t>(options_.max_seqs, 1, std::max<int64_t>(shape_.records, 1));
-    // No pass is larger than all records at full length.
-    const int64_t whole =
-        (slots * shape_.capacity + kPrefillGrid - 1) / kPrefillGrid * kPrefillGrid;
-    const int64_t rows = std::max(std::min(options_.max_batched_tokens, whole), slots * (k_ + 1));
-    return {.slots = static_cast<int32_t>(slots),
-            .capacity = shape_.capacity,
-            .max_rows = static_cast<int32_t>(rows),
-            .max_block = k_ + 1};
+    return model_limits(slots, shape_.capacity, options_.max_batched_tokens, k_);
 }
 
 void GenerateJob::load_model() {
-    model_.emplace(*backend_, model_comm(), position_, config_, *checkpoint_, limits(),
-                   draft_config_ ? draft_config_->target_layer_ids : std::vector<int64_t>{});
-    if (draft_config_) {
-        drafter_.emplace(*backend_, model_comm(), position_, *draft_config_, *draft_checkpoint_,
-                         *model_,
-                         DraftOptions{.placement = options_.draft_placement,
-                                      .known_tokens = shape_.known_tokens});
-    }
-    const std::string skipped = model_->skipped_tensors();
+    models_->load(*backend_, model_comm(), position_, limits(), shape_.known_tokens);
+    const std::string skipped = models_->target().skipped_tensors();
     if (!skipped.empty()) log_.notice(fmt::format("skipped tensors: {}", skipped));
 }
 
@@ -337,19 +291,19 @@ void GenerateJob::show(const GroupProgress& all, Stop stop) {
 }
 
 int GenerateJob::run_steps() {
-    Engine engine(*backend_, model_comm(), position_, *model_, drafter_ ? &*drafter_ : nullptr,
-                  {.max_batched_tokens = static_cast<int32_t>(model_->limits().max_rows /
-                                                              kPrefillGrid * kPrefillGrid),
+    const ModelLimits& limits = models_->target().limits();
+    Engine engine(*backend_, model_comm(), position_, models_->target(), models_->drafter(),
+                  {.max_batched_tokens = prefill_rows(limits),
                    .k = k_,
                    .known_tokens = shape_.known_tokens,
-                   .eos = config_.eos_token_ids,
+                   .eos = models_->config().eos_token_ids,
                    .seed = options_.seed,
                    .accept = options_.accept,
                    .tokenizer = leads() ? files_->tokenizer() : tokenizer_.get(),
                    .steps = options_.eager ? StepWay::in_parts : StepWay::recorded});
     StopPlan plan(start_, std::chrono::seconds(options_.max_time),
                   std::chrono::seconds(options_.grace));
-    GroupRun run(engine, plan, model_->limits().slots,
+    GroupRun run(engine, plan, limits.slots,
                  {.comm = *comm_,
                   .position = position_,
                   .log = log_,
@@ -360,8 +314,8 @@ int GenerateJob::run_steps() {
     return end(engine.stats(), stop);
 }
 
-// Collective over all ranks: what every leader has come to, by rank; zeros for other ranks.
-std::vector<GroupEnd> GenerateJob::gather(const EngineStats& stats, Stop stop) {
+// Collective over all ranks.
+RunEnd GenerateJob::gather(const EngineStats& stats, Stop stop) {
     GroupEnd own;
     own.stop = stop;
     if (leads() && (leads_run() || shape_.remaining > 0)) {
@@ -372,40 +326,29 @@ std::vector<GroupEnd> GenerateJob::gather(const EngineStats& stats, Stop stop) {
                .stats = stats,
                .stop = stop};
     }
-    std::vector<GroupEnd> all(static_cast<size_t>(world_.size()));
-    world_.all_gather_host(all.data(), &own, sizeof own);
+    RunEnd run = gather_ends(world_, own, shape_.remaining);
     board_.reset();  // collective: others would wait for the result here
-    return all;
+    return run;
 }
 
-int GenerateJob::end(const EngineStats& own_stats, Stop own_stop) {
-    Stop stop = Stop::none;
-    int64_t left = shape_.remaining;
-    int64_t errors = 0;
-    GroupProgress done;
-    EngineStats stats;
-    for (const GroupEnd& group : gather(own_stats, own_stop)) {
-        stop = std::max(stop, group.stop);
-        left -= group.computed;
-        errors += group.errors;
-        done += group.progress;
-        stats += group.stats;
-        if (leads_run() && group.parts.group > 0) files_->add_group(group.parts, group.computed);
-    }
-    const bool resumable = stop != Stop::none && left > 0;
+int GenerateJob::end(const EngineStats& stats, Stop stop) {
+    const RunEnd run = gather(stats, stop);
     if (leads_run()) {
-        log_.finish(progress(done));
-        heartbeat_.beat(resumable ? "stopped" : "assembling", progress(done));
-        if (resumable) {
+        for (const GroupEnd& group : run.groups) {
+            if (group.parts.group > 0) files_->add_group(group.parts, group.computed);
+        }
+        log_.finish(progress(run.done));
+        heartbeat_.beat(run.resumable() ? "stopped" : "assembling", progress(run.done));
+        if (run.resumable()) {
             log_.notice(fmt::format("stopped with {} of {} records done; the same command goes on",
-                                    done.records, shape_.records));
+                                    run.done.records, shape_.records));
         } else {
-            finish(stats);
-            heartbeat_.beat("done", progress(done));
+            finish(run.stats);
+            heartbeat_.beat("done", progress(run.done));
         }
     }
-    if (resumable) return kResumable;
-    return options_.fail_on_error && errors > 0 ? 1 : 0;
+    if (run.resumable()) return kResumable;
+    return options_.fail_on_error && run.errors > 0 ? 1 : 0;
 }
 
 void GenerateJob::finish(const EngineStats& stats) {

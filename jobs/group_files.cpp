@@ -177,4 +177,14 @@ ResultSummary GroupFiles::finish(RunFacts facts) {
     return totals;
 }
 
+std::string other_field(const std::string& here, const std::string& there) {
+    for (size_t begin = 0; begin < there.size();) {
+        const size_t end = std::min(there.find('\n', begin), there.size());
+        const std::string line = there.substr(begin, end - begin);
+        if (here.find(line + "\n") == std::string::npos) return line;
+        begin = end + 1;
+    }
+    return "a field less";
+}
+
 }  // namespace quadrille

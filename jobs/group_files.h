@@ -101,4 +101,7 @@ class GroupFiles {
     bool saving_ = false;  // in a writer: an error that ends the job may come from there
 };
 
+// The first field that `there` has otherwise than `here`, both as description() tells them.
+std::string other_field(const std::string& here, const std::string& there);
+
 }  // namespace quadrille
