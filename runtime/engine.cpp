@@ -18,13 +18,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void set_key(Generation& result, const Prompt& prompt) {
-    result.prompt_index = prompt.index;
-    result.source = prompt.source;
-    result.sample = prompt.sample;
-    result.prompt_tokens = std::ssize(prompt.tokens);
-}
-
 // Time from one call to the next, added to a part.
 class Laps {
   public:
@@ -104,45 +97,31 @@ void Engine::set_k(int32_t k) {
 void Engine::submit(Prompt prompt) {
     const int64_t capacity = model_.limits().capacity;
     if (!prompt.error.empty()) {
-        reject(std::move(prompt), "");
+        reject(prompt, prompt.error);
     } else if (std::ssize(prompt.tokens) >= capacity) {
-        const std::string why = fmt::format("prompt of {} tokens leaves no room in a context of {}",
-                                            prompt.tokens.size(), capacity);
-        reject(std::move(prompt), why);
+        reject(prompt, fmt::format("prompt of {} tokens leaves no room in a context of {}",
+                                   prompt.tokens.size(), capacity));
     } else if (!prompt.options.stop_text.empty() && options_.tokenizer == nullptr) {
-        reject(std::move(prompt), "stop_text: there is no tokenizer to find it with");
+        reject(prompt, "stop_text: there is no tokenizer to find it with");
     } else {
         queue_.push_back(std::move(prompt));
     }
 }
 
-void Engine::reject(Prompt prompt, const std::string& why) {
-    Generation result;
-    set_key(result, prompt);
+void Engine::reject(const Prompt& prompt, const std::string& why) {
+    Generation result = empty_generation(prompt, options_.k);
     result.status = Status::error;
     result.finish_reason = FinishReason::error;
-    result.error = prompt.error.empty() ? why : prompt.error;
-    result.acceptance.by_position.resize(static_cast<size_t>(options_.k));
-    result.acceptance.histogram.resize(static_cast<size_t>(options_.k) + 1);
+    result.error = why;
     finished_.push_back(std::move(result));
 }
 
 void Engine::admit() {
     while (!queue_.empty() && !free_slots_.empty()) {
-        Sequence sequence;
-        sequence.prompt = std::move(queue_.front());
+        running_.emplace_back(std::move(queue_.front()), free_slots_.back(), options_.k,
+                              options_.seed);
         queue_.pop_front();
-        sequence.slot = free_slots_.back();
         free_slots_.pop_back();
-        set_key(sequence.result, sequence.prompt);
-        const int64_t own_seed = sequence.prompt.options.seed;
-        sequence.seed = static_cast<uint64_t>(
-            own_seed >= 0 ? own_seed
-                          : record_seed(options_.seed, sequence.prompt.index,
-                                        sequence.prompt.source, sequence.prompt.sample));
-        sequence.result.acceptance.by_position.resize(static_cast<size_t>(options_.k));
-        sequence.result.acceptance.histogram.resize(static_cast<size_t>(options_.k) + 1);
-        running_.push_back(std::move(sequence));
     }
 }
 
@@ -167,66 +146,21 @@ void Engine::step() {
     if (++stats_.steps % kCompareEvery == 0) compare_ranks();
 }
 
-EndRule Engine::end_rule(const Sequence& sequence) const {
-    const RecordOptions& options = sequence.prompt.options;
-    const int64_t done = std::ssize(sequence.result.tokens);
-    const int64_t by_length = options.max_new_tokens - done;
-    const int64_t by_context = model_.limits().capacity - sequence.prompt_size() - done;
-    return {.eos = options.ignore_eos ? std::span<const int32_t>{} : options_.eos,
-            .stop = options.stop_tokens,
-            .tokens_left = std::min(by_length, by_context),
-            .context_bound = by_context < by_length};
+EndLimits Engine::end_limits() const {
+    return {
+        .eos = options_.eos, .capacity = model_.limits().capacity, .tokenizer = options_.tokenizer};
 }
 
-DrawRequest Engine::draw_request(const Sequence& sequence, int32_t ahead) const {
-    return {.options = &sequence.prompt.options,
-            .seed = sequence.seed,
-            .position = int64_t{sequence.position} + ahead,
-            .slot = sequence.slot};
-}
-
-StepOutcome Engine::outcome_of(Sequence& sequence, std::span<const int32_t> drafts,
-                               std::span<const Choice> target) {
+StepOutcome Engine::advance(Sequence& sequence, std::span<const int32_t> drafts,
+                            std::span<const Choice> target) {
     target_.clear();
     for (const Choice& choice : target) target_.push_back(choice.token);
-    StepOutcome outcome = accept_prefix(drafts, target_, end_rule(sequence));
-    if (!sequence.prompt.options.stop_text.empty()) find_stop_text(sequence, outcome);
-    return outcome;
-}
-
-// An end or stop token is no text; a stop string wins over the limit that its last token reaches.
-void Engine::find_stop_text(Sequence& sequence, StepOutcome& outcome) const {
-    const bool ended = outcome.finish == FinishReason::eos || outcome.finish == FinishReason::stop;
-    const int32_t count = outcome.emitted - (ended ? 1 : 0);
-    for (int32_t i = 0; i < count; ++i) {
-        const int32_t token = target_[static_cast<size_t>(i)];
-        if (options_.tokenizer->is_special(token)) continue;
-        const int64_t begin = sequence.stop_text.add(options_.tokenizer->token_bytes(token),
-                                                     sequence.prompt.options.stop_text);
-        if (begin == StopText::kNone) continue;
-        sequence.result.text_end = begin;
-        end_at(outcome, i + 1, FinishReason::stop);
-        return;
-    }
-}
-
-void Engine::emit(Sequence& sequence, std::span<const Choice> target, const StepOutcome& outcome) {
-    Generation& result = sequence.result;
-    const bool with_logprobs = sequence.prompt.options.logprobs >= 0;
-    const size_t before = result.tokens.size();
-    for (const Choice& choice : target.first(static_cast<size_t>(outcome.emitted))) {
-        result.tokens.push_back(choice.token);
-        if (!with_logprobs) continue;
-        result.chosen_logprobs.push_back(choice.logprob);
-        result.top_ids.insert(result.top_ids.end(), choice.top_ids.begin(), choice.top_ids.end());
-        result.top_logprobs.insert(result.top_logprobs.end(), choice.top_logprobs.begin(),
-                                   choice.top_logprobs.end());
-    }
-    const std::span<const int32_t> emitted = std::span(result.tokens).subspan(before);
+    const StepOutcome outcome = sequence.outcome(drafts, target_, end_limits());
+    const std::span<const int32_t> emitted = sequence.emit(target, outcome);
     add_to_hash(emitted);
     stats_.emitted += outcome.emitted;
-    result.finish_reason = outcome.finish;
     if (sequence.penalized()) history_.add(sequence.slot, emitted);
+    return outcome;
 }
 
 void Engine::prefill() {
@@ -259,12 +193,11 @@ void Engine::prefill() {
     draws_.clear();
     for (const Sequence* sequence : complete) {
         if (sequence->penalized()) history_.start(sequence->slot, sequence->prompt.tokens);
-        draws_.push_back(draw_request(*sequence, 0));
+        draws_.push_back(sequence->draw_request(0));
     }
     const std::span<const Choice> choices = sampler_.draw(logits, draws_, history_);
     for (size_t i = 0; i < complete.size(); ++i) {
-        const std::span<const Choice> target = choices.subspan(i, 1);
-        emit(*complete[i], target, outcome_of(*complete[i], {}, target));
+        advance(*complete[i], {}, choices.subspan(i, 1));
     }
 }
 
@@ -274,7 +207,7 @@ void Engine::draft(int32_t k) {
         DraftRequest request{.record = sequence.prompt.index,
                              .slot = sequence.slot,
                              .position = sequence.position,
-                             .anchor = sequence.result.tokens.back()};
+                             .anchor = sequence.anchor()};
         request.draw =
             sample_row(sequence.prompt.options, sequence.seed, int64_t{sequence.position} + 1,
                        history_.on_backend(sequence.slot));
@@ -303,7 +236,7 @@ void Engine::draft(int32_t k) {
 }
 
 std::span<const int32_t> Engine::verified_drafts(size_t running, int32_t k) const {
-    const auto count = std::min<int64_t>(k, end_rule(running_[running]).tokens_left);
+    const int32_t count = running_[running].drafts_to_verify(k, end_limits());
     return std::span(drafts_).subspan(running * static_cast<size_t>(k), static_cast<size_t>(count));
 }
 
@@ -329,14 +262,12 @@ bool Engine::takes_whole_step() const {
 void Engine::decode_whole(int32_t k) {
     Laps laps;
     step_records_.clear();
-    for (size_t i = 0; i < running_.size(); ++i) {
-        const Sequence& sequence = running_[i];
-        const auto drafts = std::min<int64_t>(k, end_rule(sequence).tokens_left);
+    for (const Sequence& sequence : running_) {
         step_records_.push_back({.slot = sequence.slot,
                                  .position = sequence.position,
                                  .pending = sequence.pending,
-                                 .anchor = sequence.result.tokens.back(),
-                                 .drafts = static_cast<int32_t>(drafts),
+                                 .anchor = sequence.anchor(),
+                                 .drafts = sequence.drafts_to_verify(k, end_limits()),
                                  .draw = sample_row(sequence.prompt.options, sequence.seed,
                                                     int64_t{sequence.position} + 1, nullptr)});
     }
@@ -367,11 +298,11 @@ void Engine::decode_in_parts(int32_t k) {
     for (size_t i = 0; i < running_.size(); ++i) {
         const Sequence& sequence = running_[i];
         const std::span<const int32_t> drafts = verified_drafts(i, k);
-        block_.assign(1, sequence.result.tokens.back());
+        block_.assign(1, sequence.anchor());
         block_.insert(block_.end(), drafts.begin(), drafts.end());
         batch_.add(sequence.slot, sequence.position, sequence.pending, block_, Logits::all);
         for (size_t row = 0; row <= drafts.size(); ++row) {
-            DrawRequest draw = draw_request(sequence, static_cast<int32_t>(row) + 1);
+            DrawRequest draw = sequence.draw_request(static_cast<int32_t>(row) + 1);
             draw.drafts = drafts.first(row);
             if (row < drafts.size() && !proposals_.empty()) {
                 draw.proposal = &proposals_[i * static_cast<size_t>(k) + row];
@@ -397,9 +328,8 @@ void Engine::finish_decode(int32_t k, std::span<const Choice> choices) {
         Sequence& sequence = running_[i];
         const std::span<const int32_t> drafts = verified_drafts(i, k);
         const std::span<const Choice> target = choices.subspan(row, drafts.size() + 1);
-        const StepOutcome outcome = outcome_of(sequence, drafts, target);
+        const StepOutcome outcome = advance(sequence, drafts, target);
         count_step(sequence.result.acceptance, static_cast<int32_t>(drafts.size()), outcome);
-        emit(sequence, target, outcome);
         // Rows 0..accepted hold tokens that stay; of a finished record nothing is needed any more.
         sequence.pending = outcome.accepted + 1;
         sequence.position += sequence.pending;

@@ -13,8 +13,8 @@
 #include "runtime/drafter.h"
 #include "runtime/position.h"
 #include "runtime/sampler.h"
+#include "runtime/sequence.h"
 #include "runtime/step_batch.h"
-#include "runtime/stop_text.h"
 #include "runtime/target_model.h"
 #include "runtime/token_history.h"
 
@@ -95,18 +95,6 @@ class Engine {
     void clear_stats();
 
   private:
-    struct Sequence {
-        Prompt prompt;
-        Generation result;
-        int32_t slot = 0;
-        int32_t position = 0;  // tokens in the caches, pending rows included
-        int32_t pending = 0;   // rows of the last step that the KDA state lacks
-        uint64_t seed = 0;
-        StopText stop_text;
-        int64_t prompt_size() const { return std::ssize(prompt.tokens); }
-        bool prefilling() const { return position < prompt_size(); }
-        bool penalized() const { return prompt.options.repetition_penalty != 1.0; }
-    };
     void admit();
     void prefill();
     void decode();
@@ -118,16 +106,12 @@ class Engine {
     void finish_decode(int32_t k, std::span<const Choice> choices);
     void draft(int32_t k);
     std::span<const int32_t> verified_drafts(size_t running, int32_t k) const;
-    EndRule end_rule(const Sequence& sequence) const;
-    // A draw of the token `ahead` positions behind the cached ones.
-    DrawRequest draw_request(const Sequence& sequence, int32_t ahead) const;
-    // What a step emits, given the drafts that were verified and the target's choices.
-    StepOutcome outcome_of(Sequence& sequence, std::span<const int32_t> drafts,
-                           std::span<const Choice> target);
-    void find_stop_text(Sequence& sequence, StepOutcome& outcome) const;
-    void emit(Sequence& sequence, std::span<const Choice> target, const StepOutcome& outcome);
+    EndLimits end_limits() const;
+    // What `sequence` emits of the target's choices behind the drafts that were verified.
+    StepOutcome advance(Sequence& sequence, std::span<const int32_t> drafts,
+                        std::span<const Choice> target);
     void retire();
-    void reject(Prompt prompt, const std::string& why);
+    void reject(const Prompt& prompt, const std::string& why);
     void add_to_hash(std::span<const int32_t> tokens);
     void compare_ranks();
 
