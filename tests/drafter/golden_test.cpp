@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace quadrille::test {
 namespace {
@@ -97,16 +96,6 @@ TEST_P(GoldenStops, AnAcceptedDraftMayBeAStopToken) {
 
 using GoldenDraftTrace = GoldenDrafts;
 
-double largest_difference(std::span<const float> a, std::span<const float> b) {
-    EXPECT_EQ(a.size(), b.size());
-    double largest = 0.0;
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-        const double difference = std::abs(double{a[i]} - double{b[i]});
-        if (!(difference <= largest)) largest = difference;  // keeps a NaN
-    }
-    return largest;
-}
-
 TEST_P(GoldenDraftTrace, AgreesValueByValue) {
     const std::string trace = "/" + GetParam() + "/trace";
     const auto which = static_cast<size_t>(golden_.number(trace, "prompt"));
@@ -120,12 +109,7 @@ TEST_P(GoldenDraftTrace, AgreesValueByValue) {
     target.forward(batch);
     draft->append(target.model().taps(), std::vector<uint8_t>(tokens.size(), 1), batch.rows());
 
-    const auto download = [&](View<const float> view) {
-        std::vector<float> values(static_cast<size_t>(view.rows * view.cols));
-        target.backend().download(values.data(), view.data, std::ssize(values) * 4);
-        return values;
-    };
-    const std::vector<float> features = download(draft->features());
+    const std::vector<float> features = target.download(draft->features());
     EXPECT_EQ(std::ssize(features), m * kHidden);
     EXPECT_LE(largest_difference(features, golden_.read<float>(trace + "/draft_context").values),
               kGoldenTrace);
@@ -138,7 +122,7 @@ TEST_P(GoldenDraftTrace, AgreesValueByValue) {
     };
     std::vector<int32_t> drafts(kBlock - 1);
     draft->propose(drafts, kBlock - 1, {&request, 1});
-    EXPECT_LE(largest_difference(download(draft->hidden()),
+    EXPECT_LE(largest_difference(target.download(draft->hidden()),
                                  golden_.read<float>(trace + "/draft_hidden").values),
               kGoldenTrace);
     // The reference has a row for the anchor too, which nobody uses.
@@ -146,12 +130,6 @@ TEST_P(GoldenDraftTrace, AgreesValueByValue) {
     EXPECT_LE(largest_difference(target.join_logits(draft->logits()),
                                  std::span(logits).subspan(kVocabulary)),
               kGoldenTrace);
-}
-
-std::string pack_name(const testing::TestParamInfo<std::string>& info) {
-    std::string name = info.param;
-    std::replace(name.begin(), name.end(), '-', '_');
-    return name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Bundled, GoldenDrafts, testing::Values("full-4bpw"), pack_name);

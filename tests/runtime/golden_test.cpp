@@ -9,21 +9,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-
 namespace quadrille::test {
 namespace {
-
-double largest_difference(std::span<const float> a, std::span<const float> b) {
-    EXPECT_EQ(a.size(), b.size());
-    double largest = 0.0;
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-        const double difference = std::abs(double{a[i]} - double{b[i]});
-        if (!(difference <= largest)) largest = difference;  // keeps a NaN
-    }
-    return largest;
-}
 
 class GoldenPack : public testing::TestWithParam<std::string> {
   protected:
@@ -78,15 +65,10 @@ TEST_P(GoldenTrace, AgreesLayerByLayer) {
     EXPECT_LE(largest_difference(logits, golden_.read<float>(trace + "/logits").values),
               kGoldenTrace);
 
-    const auto download = [&](View<const float> view) {
-        std::vector<float> values(static_cast<size_t>(view.rows * view.cols));
-        target.backend().download(values.data(), view.data, std::ssize(values) * 4);
-        return values;
-    };
-    const std::vector<float> hidden = download(target.model().hidden());
+    const std::vector<float> hidden = target.download(target.model().hidden());
     EXPECT_LE(largest_difference(hidden, golden_.read<float>(trace + "/final_hidden").values),
               kGoldenTrace);
-    const std::vector<float> taps = download(target.model().taps());
+    const std::vector<float> taps = target.download(target.model().taps());
     const GoldenArray<float> means = golden_.read<float>(trace + "/stream_mean");
     const int64_t h = config.hidden_size;
     ASSERT_EQ(means.shape, (std::vector<int64_t>{config.num_layers, m, h}));
@@ -100,12 +82,6 @@ TEST_P(GoldenTrace, AgreesLayerByLayer) {
                 << "layer " << l << " row " << row;
         }
     }
-}
-
-std::string pack_name(const testing::TestParamInfo<std::string>& info) {
-    std::string name = info.param;
-    std::replace(name.begin(), name.end(), '-', '_');
-    return name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Bundled, GoldenPack, testing::Values("full-4bpw"), pack_name);

@@ -307,12 +307,6 @@ TEST_P(GpuGolden, NeitherSpeculationNorTheBatchChangesATokenOfTheRun) {
     EXPECT_GT(accepted, 0);
 }
 
-std::string pack_name(const testing::TestParamInfo<std::string>& info) {
-    std::string name = info.param;
-    std::replace(name.begin(), name.end(), '-', '_');
-    return name;
-}
-
 INSTANTIATE_TEST_SUITE_P(Bundled, GpuGolden, testing::Values("full-4bpw"), pack_name);
 INSTANTIATE_TEST_SUITE_P(Other, GpuGolden, testing::Values("bf16", "tr3-4bpw", "k2"), pack_name);
 

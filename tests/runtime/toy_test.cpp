@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace quadrille::test {
 namespace {
@@ -23,16 +22,6 @@ struct Toy {
 
 void PrintTo(const Toy& toy, std::ostream* out) {
     *out << toy.name;
-}
-
-double largest_difference(std::span<const float> a, std::span<const float> b) {
-    EXPECT_EQ(a.size(), b.size());
-    double largest = 0.0;
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-        const double difference = std::abs(double{a[i]} - double{b[i]});
-        if (!(difference <= largest)) largest = difference;  // keeps a NaN
-    }
-    return largest;
 }
 
 class ToyModel : public testing::TestWithParam<Toy> {

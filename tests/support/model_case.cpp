@@ -4,6 +4,7 @@
 #include "tests/support/golden.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 namespace quadrille::test {
@@ -56,6 +57,12 @@ std::vector<float> ModelCase::join_logits(View<const float> part) {
         }
     }
     return whole;
+}
+
+std::vector<float> ModelCase::download(View<const float> rows) {
+    std::vector<float> values(static_cast<size_t>(rows.rows * rows.cols));
+    backend_->download(values.data(), rows.data, std::ssize(values) * 4);
+    return values;
 }
 
 std::vector<float> ModelCase::forward(StepBatch& batch) {
@@ -116,6 +123,22 @@ std::vector<Prompt> golden_prompts(int64_t max_new_tokens) {
         prompts.push_back(std::move(prompt));
     }
     return prompts;
+}
+
+double largest_difference(std::span<const float> a, std::span<const float> b) {
+    EXPECT_EQ(a.size(), b.size());
+    double largest = 0.0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+        const double difference = std::abs(double{a[i]} - double{b[i]});
+        if (!(difference <= largest)) largest = difference;  // keeps a NaN
+    }
+    return largest;
+}
+
+std::string pack_name(const testing::TestParamInfo<std::string>& info) {
+    std::string name = info.param;
+    std::replace(name.begin(), name.end(), '-', '_');
+    return name;
 }
 
 }  // namespace quadrille::test

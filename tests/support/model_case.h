@@ -10,6 +10,8 @@
 #include "runtime/engine.h"
 #include "runtime/target_model.h"
 
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -41,6 +43,8 @@ class ModelCase {
     // One pass; rows of `logits` (count, vocab) of all ranks joined.
     std::vector<float> forward(StepBatch& batch);
     std::vector<float> join_logits(View<const float> part);
+    // Contiguous rows in the backend's memory.
+    std::vector<float> download(View<const float> rows);
     // Reads `tokens` into `slot` in chunks of `chunk`; whole logits of the last token.
     std::vector<float> prefill(int32_t slot, std::span<const int32_t> tokens, int32_t chunk);
 
@@ -61,5 +65,11 @@ class ModelCase {
 
 // Prompts of tests/data/demo_golden.h5 with `max_new_tokens` each.
 std::vector<Prompt> golden_prompts(int64_t max_new_tokens);
+
+// The largest |a - b|, NaN where there is one; of the same size or the test fails.
+double largest_difference(std::span<const float> a, std::span<const float> b);
+
+// A checkpoint's name as that of a test.
+std::string pack_name(const testing::TestParamInfo<std::string>& info);
 
 }  // namespace quadrille::test
