@@ -4,15 +4,10 @@ whatever K, order, shards and the number of samples; stop strings cut the text; 
 an OpenAI batch file in, batch output lines out.
 Usage: sampled_files_test.py MPIRUN QUADRILLE SAME_RESULTS DATA_FOLDER"""
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 
-MPIRUN, QUADRILLE, SAME_RESULTS, DATA = sys.argv[1:5]
-TARGET = os.path.join(DATA, "models", "demo-full-4bpw")
-DRAFT = os.path.join(DATA, "models", "demo-dflash2")
+from demo_runs import DemoRuns
 
 
 def sampling(samples=2, seed=5):
@@ -20,63 +15,29 @@ def sampling(samples=2, seed=5):
             "--n", str(samples), "--seed", str(seed), "--max-new-tokens", "12"]
 
 
-def run(command):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        raise RuntimeError(f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-class Case:
-    def __init__(self, folder):
-        self.folder = folder
-        self.results = []
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def lines(self, name, lines):
-        with open(self.path(name), "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-        return self.path(name)
-
-    def generate(self, name, prompts, ranks, arguments):
-        out = self.path(name + ".h5")
-        run([MPIRUN, "-n", str(ranks), QUADRILLE, "generate", "--target", TARGET, "--draft", DRAFT,
-             "--prompts", *prompts, "--out", out, *arguments])
-        return out
-
-    def records(self, *outs):
-        """(source, prompt, sample): the record without what depends on K."""
-        objects = [json.loads(line) for line in run([QUADRILLE, "unpack", *outs]).splitlines()]
-        return {(o.get("source", 0), o["index"], o.get("sample", 0)):
-                (o["tokens"], o["text"], o["finish_reason"], o["logprobs"]) for o in objects}
-
-    def check(self, name, good, notes=""):
-        self.results.append((name, good, notes))
-
-    def same_file(self, name, first, second):
-        done = subprocess.run([SAME_RESULTS, first, second], capture_output=True, text=True)
-        self.check(name, done.returncode == 0, done.stdout + done.stderr)
+def records(case, *outs):
+    """(source, prompt, sample): the record without what depends on K."""
+    return {(o.get("source", 0), o["index"], o.get("sample", 0)):
+            (o["tokens"], o["text"], o["finish_reason"], o["logprobs"]) for o in case.unpack(*outs)}
 
 
 def check_runs(case, prompts):
     first = case.generate("first", prompts, 1, [*sampling(), "--k", "2"])
-    expected = case.records(first)
+    expected = records(case, first)
     case.check("all records and samples are there", len(expected) == 2 * 6, str(sorted(expected)))
     case.check("samples differ", all(expected[s, p, 0] != expected[s, p, 1] for s, p, _ in expected))
     four = case.generate("four", prompts, 4, [*sampling(), "--k", "2", "--max-seqs", "3"])
     case.same_file("four ranks, small batches", first, four)
     for k in ("0", "7"):
         other = case.generate("k" + k, prompts, 2, [*sampling(), "--k", k])
-        case.check("K = " + k, case.records(other) == expected)
+        case.check("K = " + k, records(case, other) == expected)
     shards = [case.generate(f"shard{i}", prompts, 1, [*sampling(), "--k", "1", "--shard", f"{i}/3"])
               for i in range(3)]
-    case.check("three shards are the whole", case.records(*shards) == expected)
-    more = case.records(case.generate("more", prompts, 1, sampling(samples=3)))
+    case.check("three shards are the whole", records(case, *shards) == expected)
+    more = records(case, case.generate("more", prompts, 1, sampling(samples=3)))
     case.check("a third sample adds to the two",
                len(more) == 3 * 6 and all(more[key] == expected[key] for key in expected))
-    other = case.records(case.generate("seed", prompts, 1, sampling(seed=6)))
+    other = records(case, case.generate("seed", prompts, 1, sampling(seed=6)))
     case.check("another seed, other tokens", all(other[key] != expected[key] for key in expected))
     rejection = [*sampling(), "--k", "3", "--accept", "rejection"]
     alone = case.generate("rejection", prompts, 1, [*rejection, "--max-seqs", "1"])
@@ -89,7 +50,7 @@ def check_stops(case, line, record):
     stop = text[len(text) // 2:len(text) // 2 + 3]
     stopped = dict(line, stop_text=["nowhere to be found", stop], temperature=0.9, top_p=0.95)
     out = case.generate("stop", [case.lines("stop.jsonl", [stopped])], 2, [*sampling(), "--k", "7"])
-    found = case.records(out)[0, 0, 0]
+    found = records(case, out)[0, 0, 0]
     case.check("a stop string cuts the text", found[1] == text[:text.index(stop)] and found[2] == "stop",
                f"{found} {text!r} {stop!r}")
     case.check("and the tokens behind it", found[0] == tokens[:len(found[0])] and len(found[0]) < len(tokens))
@@ -111,8 +72,7 @@ def check_batch(case):
     outputs = []
     for ranks in (1, 2, 4):
         out = case.generate(f"batch{ranks}", prompts, ranks, ["--k", "3"])
-        text = run([QUADRILLE, "unpack", out, "--format", "openai", "--target", TARGET])
-        outputs.append([json.loads(line) for line in text.splitlines()])
+        outputs.append(case.unpack(out, "--format", "openai", "--target", case.target))
         dates = [line["response"]["body"].pop("created") for line in outputs[-1] if line["response"]]
         case.check(f"lines are dated, {ranks} ranks", len(dates) == 3 and min(dates) > 1_700_000_000, str(dates))
     case.check("batch lines on two and four ranks", outputs[0] == outputs[1] == outputs[2])
@@ -137,20 +97,14 @@ def check_batch(case):
 
 
 def main():
-    with open(os.path.join(DATA, "demo_prompts.jsonl"), encoding="utf-8") as file:
-        lines = [dict(json.loads(line), ignore_eos=True) for line in file][:6]
     with tempfile.TemporaryDirectory() as folder:
-        case = Case(folder)
+        case = DemoRuns(folder)
+        lines = [dict(line, ignore_eos=True) for line in case.demo_prompts()][:6]
         prompts = [case.lines("a.jsonl", lines[:4]), case.lines("b.jsonl", lines[4:])]
         expected = check_runs(case, prompts)
         check_stops(case, lines[0], expected[0, 0, 0])
         check_batch(case)
-    print(f"1..{len(case.results)}")
-    for name, good, notes in case.results:
-        if notes and not good:
-            print("\n".join("# " + line for line in notes.splitlines()), file=sys.stderr)
-        print(f"{'ok' if good else 'not ok'} - {name}")
-    return 0 if all(good for _, good, _ in case.results) else 1
+        return case.report()
 
 
 sys.exit(main())
