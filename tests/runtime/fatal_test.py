@@ -5,34 +5,50 @@ code, one line that tells who, what and where, and the hooks run. Usage: fatal_t
 import re
 import subprocess
 import sys
+import threading
 import time
 
 MPIRUN, HELPER = sys.argv[1:3]
+ERROR = re.compile(r"\[rank \d+/\d+ \S+\] \w+ error:")
+
+
+def run(ranks, way):
+    """Exit code, lines on stderr, seconds from the error to the end of the job."""
+    lines, seen = [], None
+    with subprocess.Popen([MPIRUN, "-n", str(ranks), HELPER, way], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True) as job:
+        patience = threading.Timer(60, job.kill)
+        patience.start()
+        for line in job.stderr:
+            lines.append(line.rstrip("\n"))
+            if seen is None and ERROR.match(line):
+                seen = time.monotonic()
+        code = job.wait()
+        patience.cancel()
+    return code, lines, time.monotonic() - (seen or 0.0)
 
 
 def check(name, ranks, way, code, line, hooks, longest=15.0):
-    start = time.monotonic()
-    done = subprocess.run([MPIRUN, "-n", str(ranks), HELPER, way], capture_output=True, text=True,
-                          timeout=60)
-    seconds = time.monotonic() - start
-    lines = [text for text in done.stderr.splitlines() if re.match(r"\[rank \d+/\d+ \S+\] \w+ error:", text)]
+    found, printed, seconds = run(ranks, way)
+    stderr = "\n".join(printed)
+    lines = [text for text in printed if ERROR.match(text)]
     problems = []
-    if done.returncode != code:
-        problems.append(f"exit code {done.returncode}, expected {code}")
+    if found != code:
+        problems.append(f"exit code {found}, expected {code}")
     if len(lines) != 1 or not re.fullmatch(line, lines[0]):
         problems.append(f"error lines {lines}, expected one like {line}")
-    if ("hook one of rank" in done.stderr) != hooks:
+    if ("hook one of rank" in stderr) != hooks:
         problems.append(f"hooks ran: {not hooks}, expected {hooks}")
-    if hooks and "while ending: hook two fails" not in done.stderr:
+    if hooks and "while ending: hook two fails" not in stderr:
         problems.append("no word of the hook that failed")
-    if "last hook of rank" not in done.stderr and way != "hang":
+    if "last hook of rank" not in stderr and way != "hang":
         problems.append("the last hook did not run")
     if seconds > longest:
-        problems.append(f"took {seconds:.1f} s, expected at most {longest} s")
+        problems.append(f"ended {seconds:.1f} s after its error, expected at most {longest} s")
     for problem in problems:
         print(f"# {problem}", file=sys.stderr)
     if problems:
-        print("\n".join("# | " + text for text in done.stderr.splitlines()), file=sys.stderr)
+        print("\n".join("# | " + text for text in printed), file=sys.stderr)
     print(f"{'not ok' if problems else 'ok'} - {name}", flush=True)
     return not problems
 

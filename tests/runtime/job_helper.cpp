@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job that steps until it is told to end, for job_test.py: each rank prints its pid, then all
-// meet at every step. job_helper WAY LIMIT: run (until a signal), stuck (the last rank hangs
-// outside MPI at step 20), stuck-group (so, but only the upper half of the ranks waits for it, and
-// the others go on), early (ranks but 0 end at once, rank 0 works on for LIMIT + 2 s).
+// meet at every step; rank 0 says when it drains and how it ends. job_helper WAY LIMIT: run (until
+// a signal), stuck (the last rank hangs outside MPI at step 20), stuck-group (so, but only the
+// upper half of the ranks waits for it, and the others go on), early (ranks but 0 end at once, rank
+// 0 works on for LIMIT + 2 s).
 #include "kernels/check.h"
 #include "runtime/fatal.h"
 #include "runtime/mpi.h"
@@ -46,7 +47,9 @@ int run(MpiSession& session, Communicator& comm, Position& position, const StopS
         }
         std::this_thread::sleep_for(10ms);
         // Draining takes 1 s; a second signal cuts it short.
-        if (stop == Stop::drain) ++drain_steps;
+        if (stop == Stop::drain && ++drain_steps == 1 && session.rank() == 0) {
+            fmt::print("draining\n");
+        }
         if (stop == Stop::now || drain_steps == 100) {
             if (session.rank() == 0) {
                 fmt::print("{} after {} steps\n", stop == Stop::now ? "stopped" : "drained",
