@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from job_runs import Run, Workshop, adopt_orphans, alive, expect, read_options, run_cases, wait_until
+from job_runs import LONG_TOKENS, Run, Workshop, adopt_orphans, alive, expect, read_options, run_cases, wait_until
 
 RECORDS, TOKENS = 600, 4
 LAYOUTS = [(2, 1), (4, 2), (3, 1)]  # ranks, ranks of a group
@@ -40,7 +40,7 @@ def every_group_has_its_part(shop):
     """Also with fewer records than groups, and with none."""
     out = shop.path("out.h5")
     run = groups(shop, out, 4, 1, env=shop.slow(15))
-    run.wait_computed(200)
+    run.wait_for(lambda: sum(count > 0 for count in run.computed_by_group()) == 4, "a record of each group")
     run.process.send_signal(signal.SIGUSR1)
     run.expect_code(75)
     found = {name.split("-")[1] for name in os.listdir(out + ".parts") if name.startswith("part-")}
@@ -74,7 +74,7 @@ def samples_with_everything_on_are_the_same(shop):
     start(out, 4, 2).expect_code(1)
     expect(shop.same(whole, out) == (0, 16), "restarts and records computed")
     out = shop.path("out.h5")
-    run = start(out, 2, 1, shop.slow(30))
+    run = start(out, 2, 1, shop.slow(100))
     run.wait_computed(3)
     run.process.send_signal(signal.SIGUSR1)
     run.expect_code(75)
@@ -87,7 +87,7 @@ def a_signal_to_any_group_drains_all(shop):
         out, heartbeat = shop.path("out.h5"), shop.path("heartbeat.json")
         run = groups(shop, out, ranks, tp, ["--heartbeat", heartbeat], env=shop.slow(20))
         run.wait_computed(20)
-        os.kill(run.ranks(ranks)[victim], signal.SIGTERM)
+        os.kill(run.rank(victim, ranks), signal.SIGTERM)
         run.expect_code(75).expect_one("no record is started any more")
         found = re.search(r"stopped with (\d+) of 600 records done", run.errors)
         with open(heartbeat, encoding="utf-8") as file:
@@ -98,18 +98,16 @@ def a_signal_to_any_group_drains_all(shop):
         expect(found == (1, RECORDS), f"restarts, records computed: {found}")
 
 
-def a_second_signal_and_time_that_is_up_stop_all(shop):
-    for more, signals in ((["--grace", "1m"], 2), (["--grace", "1"], 1), (["--max-time", "2"], 0)):
-        out = shop.path("out.h5")
-        run = groups(shop, out, more=more, records=40, tokens=100, env=shop.slow(30))
-        run.wait_until_running()
-        for _ in range(signals):
-            os.kill(run.ranks(2)[1], signal.SIGINT)
-            time.sleep(0.2)
-        start = time.monotonic()
-        run.expect_code(75)
-        expect(time.monotonic() - start < 15, "the running records were waited for")
-        shop.complete(out, 40, 100)
+def a_second_signal_and_grace_cut_a_drain_short(shop):
+    shop.cut_short(lambda out, more, **others: groups(shop, out, more=more, records=40, tokens=LONG_TOKENS, **others))
+
+
+def time_that_is_up_stops_all(shop):
+    """All records together would take more than a minute, those that are running half of one."""
+    out = shop.path("out.h5")
+    run = groups(shop, out, more=["--max-time", "8"], records=40, tokens=LONG_TOKENS, env=shop.slow(300))
+    run.expect_code(75).expect_one("stopped with 0 of 40 records done")
+    shop.complete(out, 40, LONG_TOKENS)
 
 
 def mpirun_is_told_to_end_and_leaves_a_second(shop):
@@ -159,20 +157,19 @@ def groups_that_are_done_wait_in_peace(shop):
 def a_start_waits_for_the_groups_of_the_last(shop):
     """The launcher is dead, the run's leader too, another leader is not: nothing is taken up yet."""
     out = shop.path("out.h5")
-    run = groups(shop, out, env=shop.slow(5))
+    run = groups(shop, out, env=shop.slow(30))
     run.wait_computed(100)
-    leader, other = (run.ranks(2)[rank] for rank in (0, 1))
+    leader, other = (run.rank(rank) for rank in (0, 1))
     os.kill(other, signal.SIGSTOP)
     run.process.kill()
     run.wait()
     wait_until(lambda: not alive(leader), "the leader ends")
     expect(alive(other), "the other leader was to outlive its launcher")
-    before = sorted(os.listdir(out + ".parts"))
+    before = run.parts()
     shop.start(out, RECORDS, TOKENS, ranks=0).expect_code(2).expect_one(rf"in use by process {other} on \S+")
     os.kill(other, signal.SIGCONT)
     wait_until(lambda: not alive(other), "the other rank ends")
-    after = sorted(name for name in os.listdir(out + ".parts") if not name.endswith(".tmp"))
-    expect([name for name in after if name not in before] == [], f"{before} became {after}")
+    expect(set(run.parts()) <= set(before), f"{before} became {run.parts()}")
     shop.complete(out, RECORDS, TOKENS)
 
 
@@ -242,7 +239,8 @@ def main():
     cases = [killed_at_random_the_result_is_the_same]
     if not options.long:
         cases += [the_file_is_that_of_one_group, every_group_has_its_part, samples_with_everything_on_are_the_same,
-                  a_signal_to_any_group_drains_all, a_second_signal_and_time_that_is_up_stop_all,
+                  a_signal_to_any_group_drains_all, a_second_signal_and_grace_cut_a_drain_short,
+                  time_that_is_up_stops_all,
                   mpirun_is_told_to_end_and_leaves_a_second, a_rank_that_fails_in_any_group_ends_all,
                   a_stopped_rank_in_any_group_is_named,
                   groups_that_are_done_wait_in_peace, a_start_waits_for_the_groups_of_the_last,
