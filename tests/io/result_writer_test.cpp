@@ -9,6 +9,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/made_results.h"
 #include "tests/support/peak_memory.h"
+#include "tests/support/results_folder.h"
 #include "tests/support/temp_folder.h"
 
 #include <gtest/gtest.h>
@@ -22,51 +23,14 @@
 namespace quadrille {
 namespace {
 
+using test::expect_equal;
 using test::expect_error;
 using test::Golden;
 using test::make_generation;
 using test::TempFolder;
+using ResultWriterTest = test::ResultsFolderTest;
 
 namespace fs = std::filesystem;
-
-void expect_equal(const Generation& a, const Generation& b) {
-    EXPECT_EQ(key_of(a), key_of(b));
-    EXPECT_EQ(a.prompt_tokens, b.prompt_tokens);
-    EXPECT_EQ(a.tokens, b.tokens);
-    EXPECT_EQ(a.status, b.status);
-    EXPECT_EQ(a.finish_reason, b.finish_reason);
-    EXPECT_EQ(a.error, b.error);
-    EXPECT_EQ(a.text, b.text);
-    EXPECT_EQ(a.acceptance.steps, b.acceptance.steps);
-    EXPECT_EQ(a.acceptance.drafted, b.acceptance.drafted);
-    EXPECT_EQ(a.acceptance.accepted, b.acceptance.accepted);
-    EXPECT_EQ(a.acceptance.emitted, b.acceptance.emitted);
-    EXPECT_EQ(a.acceptance.by_position, b.acceptance.by_position);
-    EXPECT_EQ(a.acceptance.histogram, b.acceptance.histogram);
-}
-
-class ResultWriterTest : public testing::Test {
-  protected:
-    ResultOptions options(int64_t records, int64_t k = 2) const {
-        ResultOptions o;
-        o.out = out_;
-        o.layout.k = k;
-        o.layout.text = true;
-        o.records = first_records(records);
-        o.fingerprint = {{"k", k}, {"prompts", "abc"}};
-        return o;
-    }
-    fs::path parts() const { return out_.string() + ".parts"; }
-
-    void write_complete(int64_t records) const {
-        ResultWriter writer(options(records));
-        for (int64_t i = 0; i < records; ++i) writer.add(make_generation(i, 3, 2));
-        writer.finish({});
-    }
-
-    TempFolder folder_;
-    fs::path out_ = folder_ / "generations.h5";
-};
 
 TEST_F(ResultWriterTest, WritesTheSchemaInInputOrder) {
     const Ids ids = std::vector<std::string>{"a", "b", "c", "grün"};
@@ -151,73 +115,6 @@ TEST_F(ResultWriterTest, WritesACompleteFileOfNoRecords) {
                   (std::vector<int64_t>{0, k + 1}));
         EXPECT_EQ(GenerationReader(out_, schema::kGenerations).record_count(), 0);
     }
-}
-
-TEST_F(ResultWriterTest, RoundTripsEverything) {
-    const Ids numbers = std::vector<int64_t>{7, -5};
-    const Ids none;
-    ResultOptions o = options(0, 3);
-    o.ids = {&numbers, &none};
-    o.layout.sources = {"one.h5", "two.h5"};
-    o.layout.trace = true;
-    o.layout.logprobs = 2;
-    for (const int32_t source : {0, 1})
-        for (const int64_t index : {0, 1})
-            for (const int32_t sample : {0, 1}) o.records.push_back({source, index, sample});
-    std::vector<Generation> made;
-    for (const RecordKey& key : o.records) {
-        Generation g = make_generation(key.prompt_index, 4 + key.source * 9 + key.sample, 3);
-        g.source = key.source;
-        g.sample = key.sample;
-        // Two alternatives, one, or not even the chosen token's.
-        const int32_t alternatives = key.sample == 0 ? 2 : key.source == 0 ? 1 : -1;
-        if (alternatives >= 0)
-            for (size_t i = 0; i < g.tokens.size(); ++i) {
-                g.chosen_logprobs.push_back(-0.5f * static_cast<float>(i));
-                for (int32_t j = 0; j < alternatives; ++j) {
-                    g.top_ids.push_back(g.tokens[i] + j);
-                    g.top_logprobs.push_back(-0.25f * static_cast<float>(j));
-                }
-            }
-        made.push_back(g);
-    }
-    ResultWriter writer(o);
-    EXPECT_TRUE(writer.layout().origin);
-    for (size_t i = made.size(); i-- > 0;) writer.add(made[i]);
-    EXPECT_TRUE(writer.is_done({1, 1, 1}));
-    writer.finish({});
-    const GenerationReader reader(out_, schema::kGenerations);
-    EXPECT_TRUE(reader.is_complete());
-    EXPECT_EQ(reader.layout(), writer.layout());
-    const auto read = reader.read(0, reader.record_count());
-    ASSERT_EQ(read.size(), made.size());
-    for (size_t i = 0; i < made.size(); ++i) {
-        expect_equal(read[i], made[i]);
-        EXPECT_EQ(read[i].acceptance.trace, made[i].acceptance.trace);
-        EXPECT_EQ(read[i].chosen_logprobs.size(), made[i].tokens.size());
-        if (made[i].sample == 0) {
-            EXPECT_EQ(read[i].chosen_logprobs, made[i].chosen_logprobs);
-            EXPECT_EQ(read[i].top_ids, made[i].top_ids);
-            EXPECT_EQ(read[i].top_logprobs, made[i].top_logprobs);
-        } else if (made[i].source == 0) {  // asked for one alternative of the file's two
-            EXPECT_EQ(read[i].chosen_logprobs, made[i].chosen_logprobs);
-            for (size_t t = 0; t < made[i].tokens.size(); ++t) {
-                EXPECT_EQ(read[i].top_ids[2 * t], made[i].top_ids[t]);
-                EXPECT_EQ(read[i].top_ids[2 * t + 1], -1);
-                EXPECT_EQ(read[i].top_logprobs[2 * t], made[i].top_logprobs[t]);
-                EXPECT_TRUE(std::isnan(read[i].top_logprobs[2 * t + 1]));
-            }
-        } else {
-            EXPECT_TRUE(std::isnan(read[i].chosen_logprobs.front()));
-            EXPECT_EQ(read[i].top_ids, std::vector<int32_t>(2 * made[i].tokens.size(), -1));
-        }
-    }
-    // Ids of different kinds become strings; a file without ids has empty ones.
-    EXPECT_EQ(read[2].id, RecordId("-5"));
-    EXPECT_EQ(read[4].id, RecordId(""));
-    const auto slice = reader.read(3, 2);
-    expect_equal(slice[0], made[3]);
-    expect_equal(slice[1], made[4]);
 }
 
 TEST_F(ResultWriterTest, WritesAShardOfTheRecords) {
@@ -412,35 +309,6 @@ TEST_F(ResultWriterTest, ChecksTheIdentitiesOfEveryRecord) {
     bad.acceptance.trace.pop_back();
     writer.add(bad);
     expect_error(ErrorKind::internal, {"record 0", "trace length"}, [&] { writer.commit(); });
-}
-
-TEST_F(ResultWriterTest, RejectsDamagedResults) {
-    write_complete(3);
-    const auto damaged = [&](const std::function<void(h5::File&)>& change,
-                             std::initializer_list<std::string> parts) {
-        const auto copy = folder_ / "copy.h5";
-        fs::copy_file(out_, copy, fs::copy_options::overwrite_existing);
-        {
-            h5::File file = h5::File::open_write(copy);
-            change(file);
-        }
-        expect_error(ErrorKind::input, parts, [&] {
-            const GenerationReader reader(copy, schema::kGenerations);
-            reader.read(0, reader.record_count());
-        });
-    };
-    damaged([](h5::File& f) { f.set_attribute("kind", "prompts"); }, {"copy.h5", "'prompts'"});
-    damaged([](h5::File& f) { f.set_attribute("quadrille_format", int64_t{9}); }, {"newer"});
-    damaged(
-        [](h5::File& f) {
-            f.dataset("generations/status").write<uint8_t>(1, std::vector<uint8_t>{3});
-        },
-        {"/generations/status[1]", "3", "0 to 2"});
-    damaged(
-        [](h5::File& f) {
-            f.dataset("generations/offsets").write<int64_t>(1, std::vector<int64_t>{100});
-        },
-        {"/generations/offsets[2]", "falls"});
 }
 
 // In memory where there is /dev/shm: 782 parts are as many waits for a disk.

@@ -7,15 +7,14 @@
 #include "io/seal.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"
+#include "tests/support/interrupted_run.h"
 #include "tests/support/made_results.h"
-#include "tests/support/temp_folder.h"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fcntl.h>
 #include <functional>
-#include <sys/file.h>
-#include <thread>
 #include <unistd.h>
 
 namespace quadrille {
@@ -24,49 +23,9 @@ namespace {
 using namespace std::chrono_literals;
 using test::expect_error;
 using test::make_generation;
+using ResumeTest = test::InterruptedRunTest;
 
 namespace fs = std::filesystem;
-
-class ResumeTest : public testing::Test {
-  protected:
-    ResultOptions options(int64_t records = 6) const {
-        ResultOptions o;
-        o.out = out_;
-        o.layout.k = 2;
-        o.layout.text = true;
-        o.records = first_records(records);
-        o.fingerprint = {{"k", int64_t{2}}, {"temperature", 0.0}, {"prompts_digest", "abc"}};
-        return o;
-    }
-    // A start that ends before the run does: a part for each list of records.
-    void start(const std::vector<std::vector<int64_t>>& parts_of_records) const {
-        ResultWriter writer(options());
-        for (const auto& records : parts_of_records) {
-            for (const int64_t record : records) writer.add(make_generation(record, 3 + record, 2));
-            writer.commit();
-        }
-    }
-    void complete(ResultWriter& writer, int64_t records = 6) const {
-        for (int64_t i = 0; i < records; ++i)
-            if (!writer.is_done({.prompt_index = i})) writer.add(make_generation(i, 3 + i, 2));
-        writer.finish({});
-    }
-    void expect_whole(int64_t records = 6) const {
-        const GenerationReader reader(out_, schema::kGenerations);
-        EXPECT_TRUE(reader.is_complete());
-        ASSERT_EQ(reader.record_count(), records);
-        const auto read = reader.read(0, records);
-        for (int64_t i = 0; i < records; ++i)
-            EXPECT_EQ(read[static_cast<size_t>(i)].tokens, make_generation(i, 3 + i, 2).tokens);
-    }
-    fs::path parts() const { return out_.string() + ".parts"; }
-    fs::path part(int number) const {
-        return parts() / ("part-0-00000" + std::to_string(number) + ".h5");
-    }
-
-    test::TempFolder folder_;
-    fs::path out_ = folder_ / "generations.h5";
-};
 
 TEST_F(ResumeTest, TakesUpWhatWasDoneAndMergesStatistics) {
     start({{4, 1}, {3}});
@@ -272,56 +231,6 @@ TEST_F(ResumeTest, ANewerPartIsAnError) {
     }
     seal_file(parts() / "run.h5");
     expect_error(ErrorKind::input, {"run.h5", "use a newer version"}, [&] { start({}); });
-}
-
-TEST_F(ResumeTest, ASecondRunIsTurnedAwayWithHostAndProcess) {
-    ResultWriter writer(options());
-    const auto before = std::chrono::steady_clock::now();
-    expect_error(
-        ErrorKind::usage,
-        {"generations.h5.parts is in use by process " + std::to_string(::getpid()) + " on"}, [&] {
-            RunLock{parts(), Locking::required, 300ms};
-        });
-    EXPECT_GE(std::chrono::steady_clock::now() - before, 300ms);
-    { const RunLock unlocked(parts(), Locking::off, 0ms); }
-    complete(writer);
-    expect_whole();
-}
-
-// The first run ends while the second waits for its lock: the second sees the result.
-TEST_F(ResumeTest, ARunThatWaitedSeesTheResultOfTheOther) {
-    std::optional<ResultWriter> first(std::in_place, options());
-    std::thread ends([&] {
-        std::this_thread::sleep_for(400ms);
-        complete(*first);
-        first.reset();
-    });
-    const int lock = ::open((parts() / "lock").c_str(), O_RDWR);
-    ASSERT_GE(lock, 0);
-    ASSERT_EQ(::flock(lock, LOCK_EX), 0);  // waits for the end: HDF5 is for one thread at a time
-    ends.join();
-    ::close(lock);
-    expect_error(ErrorKind::usage, {"generations.h5 exists"}, [&] { start({}); });
-    EXPECT_FALSE(fs::exists(parts()));
-}
-
-// The lock of a folder that a finished run removed is worth nothing: a new folder is made.
-TEST_F(ResumeTest, ALockWithoutItsNameIsNotHeld) {
-    fs::create_directory(parts());
-    folder_.write("generations.h5.parts/lock", "");
-    const int held = ::open((parts() / "lock").c_str(), O_RDWR);
-    ASSERT_EQ(::flock(held, LOCK_EX), 0);
-    std::thread ends([&] {
-        std::this_thread::sleep_for(300ms);
-        fs::remove_all(parts());
-        ::close(held);
-    });
-    const RunLock lock(parts(), Locking::required, 5s);
-    ends.join();
-    EXPECT_TRUE(fs::exists(parts() / "lock"));
-    const int other = ::open((parts() / "lock").c_str(), O_RDWR);
-    EXPECT_NE(::flock(other, LOCK_EX | LOCK_NB), 0);
-    ::close(other);
 }
 
 TEST_F(ResumeTest, CommitsNothingThatMayNotBe) {

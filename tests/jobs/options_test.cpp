@@ -4,6 +4,7 @@
 
 #include "io/option_table.h"
 #include "kernels/check.h"
+#include "tests/support/command_line.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,12 +17,10 @@
 namespace quadrille {
 namespace {
 
-using Words = std::vector<std::string>;
-constexpr std::array<std::string_view, 5> kAll = {"generate", "bench", "inspect", "pack", "unpack"};
-
-Command parse(const Words& arguments, const Words& environment = {}) {
-    return parse_command({arguments, environment}, kAll);
-}
+using test::kAll;
+using test::parse;
+using test::usage_error;
+using test::Words;
 
 Words generate_with(const Words& more) {
     Words all = {"generate", "--target", "T", "--prompts", "p.h5", "--out", "g.h5"};
@@ -31,18 +30,6 @@ Words generate_with(const Words& more) {
 
 GenerateOptions generate(const Words& more, const Words& environment = {}) {
     return std::get<GenerateOptions>(parse(generate_with(more), environment));
-}
-
-// The message of the usage error that these arguments must end in.
-std::string usage_error(const Words& arguments, const Words& environment = {}) {
-    try {
-        parse(arguments, environment);
-    } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::usage);
-        return error.what();
-    }
-    ADD_FAILURE() << "accepted";
-    return {};
 }
 
 TEST(Options, GenerateHasTheDocumentedDefaults) {
@@ -347,99 +334,6 @@ TEST(Options, OtherJobsTakeTheirFlags) {
     const auto unpack = std::get<UnpackOptions>(parse({"unpack", "a", "--target", "T"}));
     EXPECT_EQ(unpack.out, "-");
     EXPECT_EQ(unpack.target, "T");
-}
-
-BenchOptions bench(const Words& more, const Words& environment = {}) {
-    Words all = {"bench", "--target", "T"};
-    all.insert(all.end(), more.begin(), more.end());
-    return std::get<BenchOptions>(parse(all, environment));
-}
-using Numbers = std::vector<int64_t>;
-
-TEST(Options, BenchHasItsDefaults) {
-    const BenchOptions plain = bench({});
-    EXPECT_EQ(plain.target, "T");
-    EXPECT_EQ(plain.draft, "none");
-    EXPECT_EQ(plain.k, Numbers{0});
-    EXPECT_EQ(plain.concurrency, Numbers{1});
-    EXPECT_EQ(plain.prompts, "");
-    EXPECT_EQ(plain.prompt_tokens, 128);
-    EXPECT_EQ(plain.new_tokens, 64);
-    EXPECT_EQ(plain.limit, 0);
-    EXPECT_EQ(plain.repeat, 1);
-    EXPECT_EQ(plain.json + plain.tsv, "");
-    EXPECT_EQ(bench({"--draft", "D"}).k, (Numbers{0, 2}));
-    EXPECT_EQ(bench({}, {"DFLASH_DRAFT=D", "DFLASH_K=3"}).k, Numbers{3});
-}
-
-TEST(Options, BenchTakesEveryFlag) {
-    const BenchOptions options = bench({"--draft",
-                                        "D",
-                                        "--k",
-                                        "7,0,2",
-                                        "--concurrency",
-                                        "4,1",
-                                        "--prompts",
-                                        "p.h5",
-                                        "--prompt-tokens",
-                                        "9",
-                                        "--new-tokens",
-                                        "8",
-                                        "--limit",
-                                        "6",
-                                        "--repeat",
-                                        "3",
-                                        "--json",
-                                        "j",
-                                        "--append-tsv",
-                                        "t",
-                                        "--max-batched-tokens",
-                                        "200",
-                                        "--tp",
-                                        "2",
-                                        "--backend",
-                                        "cpu-avx2",
-                                        "--comm",
-                                        "mpi",
-                                        "--draft-placement",
-                                        "replicated"});
-    EXPECT_EQ(options.k, (Numbers{7, 0, 2}));
-    EXPECT_EQ(options.concurrency, (Numbers{4, 1}));
-    EXPECT_EQ(options.prompts, "p.h5");
-    EXPECT_EQ(options.prompt_tokens, 9);
-    EXPECT_EQ(options.new_tokens, 8);
-    EXPECT_EQ(options.limit, 6);
-    EXPECT_EQ(options.repeat, 3);
-    EXPECT_EQ(options.json, "j");
-    EXPECT_EQ(options.tsv, "t");
-    EXPECT_EQ(options.max_batched_tokens, 192);
-    EXPECT_EQ(options.tp, 2);
-    EXPECT_EQ(options.backend, "cpu-avx2");
-    EXPECT_EQ(options.draft_placement, DraftPlacement::replicated);
-}
-
-TEST(Options, BenchNamesBadValues) {
-    const auto message = [](const Words& more) {
-        Words all = {"bench", "--target", "T"};
-        all.insert(all.end(), more.begin(), more.end());
-        return usage_error(all);
-    };
-    EXPECT_EQ(message({"--k", "0,2"}), "--k: expected 0 without a drafter (--draft none), found 2");
-    EXPECT_EQ(message({"--draft", "D", "--k", "2,0,2"}),
-              "--k: expected different numbers, found 2 twice");
-    EXPECT_EQ(message({"--concurrency", "4,4"}),
-              "--concurrency: expected different numbers, found 4 twice");
-    EXPECT_EQ(message({"--k", "0,x"}).find("--k: expected an integer from 0 to 63, found 'x'"), 0u);
-    EXPECT_EQ(message({"--concurrency", "0"})
-                  .find("--concurrency: expected an integer from 1 to 4096, found '0'"),
-              0u);
-    EXPECT_EQ(message({"--new-tokens", "0"}).find("--new-tokens: expected an integer from 1"), 0u);
-    EXPECT_EQ(message({"--repeat", "0"}).find("--repeat: expected an integer from 1 to 1000"), 0u);
-    EXPECT_EQ(message({"--json", ""}),
-              "--json: expected a file, found an empty string (see "
-              "quadrille bench --help)");
-    EXPECT_EQ(usage_error({"bench"}),
-              "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
 }
 
 TEST(Options, NoArgumentsShowHelpAsAnError) {

@@ -4,6 +4,7 @@
 // output and the final state have the same bits. Unused memory is NaN throughout: reading it shows.
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/kda_recurrence.h"
 #include "tests/support/op_case.h"
 #include "tests/support/row_layout.h"
 
@@ -20,39 +21,9 @@ using namespace test;
 
 constexpr float kGarbage = std::numeric_limits<float>::quiet_NaN();
 
-struct Inputs {
-    std::vector<float> qkv, f, b, g;  // (tokens, ...)
-};
-
-struct Case {
-    KdaParams params;
-    int64_t c;
-    std::vector<float> conv, a_log, dt_bias, o_norm;
-
-    Case(int32_t heads, int32_t d, int32_t taps, uint64_t seed) : c(int64_t{heads} * d) {
-        params.heads = heads;
-        params.head_dim = d;
-        params.taps = taps;
-        Random random(seed);
-        conv = random.normals(3 * c * taps, 0.5f);
-        a_log = random.normals(heads, 0.5f);
-        dt_bias = random.normals(c);
-        for (float& value : dt_bias) value -= 2.0f;
-        o_norm = random.uniforms(d, 0.5f, 1.5f);
-    }
-    KdaWeights weights() const {
-        return {conv.data(), a_log.data(), dt_bias.data(), o_norm.data()};
-    }
-    Inputs tokens(int64_t count, uint64_t seed) const {
-        Random random(seed);
-        return {random.normals(count * 3 * c), random.normals(count * c),
-                random.normals(count * params.heads), random.normals(count * c)};
-    }
-};
-
 class Memory {
   public:
-    Memory(const Case& of, int64_t slots, int64_t max_pending)
+    Memory(const KdaCase& of, int64_t slots, int64_t max_pending)
         : state_(filled(slots, of.c * of.params.head_dim)),
           conv_(filled(slots, (of.params.taps - 1) * 3 * of.c)),
           qkv_(filled(slots, max_pending * 3 * of.c)),
@@ -87,15 +58,15 @@ class Memory {
 
 // Where the rows of a pass come from.
 struct Source {
-    const Inputs* inputs;
+    const KdaInputs* inputs;
     int64_t first;
 };
 
 // Runs one pass; each row of the layout takes its values from sources[row].
-std::vector<float> run(cpu::CpuBackend& backend, const Case& of, Memory& memory,
+std::vector<float> run(cpu::CpuBackend& backend, const KdaCase& of, Memory& memory,
                        const RowLayout& layout, const std::vector<Source>& sources,
                        int64_t gap = 0) {
-    const auto pick = [&](const std::vector<float> Inputs::*part, int64_t cols) {
+    const auto pick = [&](const std::vector<float> KdaInputs::*part, int64_t cols) {
         std::vector<float> values;
         for (const Source& source : sources) {
             const float* row = (source.inputs->*part).data() + source.first * cols;
@@ -104,15 +75,16 @@ std::vector<float> run(cpu::CpuBackend& backend, const Case& of, Memory& memory,
         return Guarded<float>(layout.m(), cols, values, gap);
     };
     Guarded<float> out(layout.m(), of.c, gap);
-    backend.kda(out.view(), pick(&Inputs::qkv, 3 * of.c).view(), pick(&Inputs::f, of.c).view(),
-                pick(&Inputs::b, of.params.heads).view(), pick(&Inputs::g, of.c).view(),
-                of.weights(), memory.kda(), of.params, layout.rows());
+    backend.kda(out.view(), pick(&KdaInputs::qkv, 3 * of.c).view(),
+                pick(&KdaInputs::f, of.c).view(), pick(&KdaInputs::b, of.params.heads).view(),
+                pick(&KdaInputs::g, of.c).view(), of.weights(), memory.kda(), of.params,
+                layout.rows());
     EXPECT_TRUE(out.written());
     EXPECT_TRUE(memory.intact());
     return out.values();
 }
 
-std::vector<Source> consecutive(const Inputs& inputs, int64_t first, int64_t count) {
+std::vector<Source> consecutive(const KdaInputs& inputs, int64_t first, int64_t count) {
     std::vector<Source> sources;
     for (int64_t i = 0; i < count; ++i) sources.push_back({&inputs, first + i});
     return sources;
@@ -123,7 +95,7 @@ struct Result {
     std::vector<float> committed;
 };
 
-Result prefilled(const Case& of, const Inputs& inputs, int32_t count) {
+Result prefilled(const KdaCase& of, const KdaInputs& inputs, int32_t count) {
     cpu::CpuBackend backend;
     Memory memory(of, 1, 1);
     RowLayout layout(true);
@@ -134,88 +106,13 @@ Result prefilled(const Case& of, const Inputs& inputs, int32_t count) {
     return result;
 }
 
-// Section 3.3 of the model's specification, one token and one head at a time, in double.
-class Recurrence {
-  public:
-    explicit Recurrence(const Case& of) : of_(of), state_(size(of.c) * size(of.params.head_dim)) {}
-
-    std::vector<float> step(const Inputs& inputs, int64_t t) {
-        const int64_t d = of_.params.head_dim;
-        std::vector<float> out(size(of_.c));
-        for (int64_t h = 0; h < of_.params.heads; ++h) {
-            const std::vector<double> q =
-                unit(convolved(inputs, t, h * d), 1 / std::sqrt(double(d)));
-            const std::vector<double> k = unit(convolved(inputs, t, of_.c + h * d), 1);
-            const std::vector<double> v = convolved(inputs, t, 2 * of_.c + h * d);
-            const double beta = logistic(at(inputs.b, t * of_.params.heads + h));
-            double* s = state_.data() + h * d * d;
-            std::vector<double> u(size(d)), o(size(d));
-            for (int64_t i = 0; i < d; ++i) {
-                const double a = at(inputs.f, t * of_.c + h * d + i) + at(of_.dt_bias, h * d + i);
-                const double g =
-                    double(of_.params.lower_bound) * logistic(std::exp(at(of_.a_log, h)) * a);
-                for (int64_t j = 0; j < d; ++j) {
-                    s[i * d + j] *= std::exp(g);
-                    u[size(j)] += s[i * d + j] * k[size(i)];
-                }
-            }
-            for (int64_t i = 0; i < d; ++i) {
-                for (int64_t j = 0; j < d; ++j) {
-                    s[i * d + j] += k[size(i)] * beta * (v[size(j)] - u[size(j)]);
-                    o[size(j)] += s[i * d + j] * q[size(i)];
-                }
-            }
-            double mean = 0;
-            for (const double x : o) mean += x * x / double(d);
-            for (int64_t j = 0; j < d; ++j) {
-                out[size(h * d + j)] = static_cast<float>(
-                    o[size(j)] / std::sqrt(mean + double(of_.params.norm_eps)) * at(of_.o_norm, j) *
-                    logistic(at(inputs.g, t * of_.c + h * d + j)));
-            }
-        }
-        return out;
-    }
-    std::vector<float> state() const { return {state_.begin(), state_.end()}; }
-
-  private:
-    static size_t size(int64_t n) { return static_cast<size_t>(n); }
-    static double at(const std::vector<float>& values, int64_t i) {
-        return double(values.at(size(i)));
-    }
-    static double logistic(double x) { return 1 / (1 + std::exp(-x)); }
-
-    std::vector<double> convolved(const Inputs& inputs, int64_t t, int64_t first) const {
-        const int64_t taps = of_.params.taps;
-        std::vector<double> u;
-        for (int64_t ch = first; ch < first + of_.params.head_dim; ++ch) {
-            double sum = 0;
-            for (int64_t j = 0; j < taps; ++j) {
-                const int64_t from = t - (taps - 1) + j;
-                if (from >= 0)
-                    sum += at(of_.conv, ch * taps + j) * at(inputs.qkv, from * 3 * of_.c + ch);
-            }
-            u.push_back(sum * logistic(sum));
-        }
-        return u;
-    }
-    static std::vector<double> unit(std::vector<double> x, double scale) {
-        double sum = 1e-6;
-        for (const double value : x) sum += value * value;
-        for (double& value : x) value *= scale / std::sqrt(sum);
-        return x;
-    }
-
-    const Case& of_;
-    std::vector<double> state_;
-};
-
 TEST(Kda, FollowsTheRecurrence) {
     for (const auto& [heads, d, taps] :
          {std::array{4, 128, 4}, {3, 16, 4}, {2, 21, 3}, {1, 8, 1}}) {
-        const Case of(heads, d, taps, 1);
-        const Inputs inputs = of.tokens(20, 2);
+        const KdaCase of(heads, d, taps, 1);
+        const KdaInputs inputs = of.tokens(20, 2);
         const Result found = prefilled(of, inputs, 20);
-        Recurrence recurrence(of);
+        KdaRecurrence recurrence(of);
         std::vector<float> outputs;
         for (int64_t t = 0; t < 20; ++t) {
             const std::vector<float> row = recurrence.step(inputs, t);
@@ -234,7 +131,7 @@ TEST(Kda, FollowsTheRecurrence) {
 // One sequence as the engine drives it: chunks, decode steps with some rows rejected, flushes.
 class Driven {
   public:
-    Driven(const Case& of, const Inputs& inputs, int32_t slot, uint64_t seed)
+    Driven(const KdaCase& of, const KdaInputs& inputs, int32_t slot, uint64_t seed)
         : of_(of), inputs_(inputs), random_(seed), slot_(slot) {}
 
     int32_t position() const { return position_; }
@@ -243,7 +140,7 @@ class Driven {
 
     // Adds rows to a pass; `accept` of them are the true tokens, the others are noise.
     void add(RowLayout& layout, std::vector<Source>& sources, int32_t rows, int32_t accept,
-             const Inputs& noise) {
+             const KdaInputs& noise) {
         layout.add(slot_, position_, rows, pending_);
         for (int32_t i = 0; i < rows; ++i) {
             if (i < accept) {
@@ -269,8 +166,8 @@ class Driven {
     Result result;
 
   private:
-    const Case& of_;
-    const Inputs& inputs_;
+    const KdaCase& of_;
+    const KdaInputs& inputs_;
     Random random_;
     int32_t slot_;
     int32_t position_ = 0;
@@ -281,9 +178,9 @@ class Driven {
 TEST(Kda, AnySplitOfASequenceGivesTheSameBits) {
     constexpr int32_t kTokens = 40;
     constexpr int32_t kMaxRows = 8;
-    const Case of(2, 24, 4, 3);
-    const Inputs noise = of.tokens(16, 9);
-    std::vector<Inputs> inputs;
+    const KdaCase of(2, 24, 4, 3);
+    const KdaInputs noise = of.tokens(16, 9);
+    std::vector<KdaInputs> inputs;
     std::vector<Result> expected;
     for (uint64_t s = 0; s < 3; ++s) {
         inputs.push_back(of.tokens(kTokens, 10 + s));
@@ -331,8 +228,8 @@ TEST(Kda, AnySplitOfASequenceGivesTheSameBits) {
 }
 
 TEST(Kda, PlainDecodingIsOnePendingRow) {
-    const Case of(1, 128, 4, 5);
-    const Inputs inputs = of.tokens(12, 6);
+    const KdaCase of(1, 128, 4, 5);
+    const KdaInputs inputs = of.tokens(12, 6);
     const Result expected = prefilled(of, inputs, 12);
     cpu::CpuBackend backend;
     Memory memory(of, 1, 1);
@@ -349,8 +246,8 @@ TEST(Kda, PlainDecodingIsOnePendingRow) {
 }
 
 TEST(Kda, AReusedSlotStartsFromZero) {
-    const Case of(2, 16, 4, 7);
-    const Inputs inputs = of.tokens(8, 8);
+    const KdaCase of(2, 16, 4, 7);
+    const KdaInputs inputs = of.tokens(8, 8);
     const Result expected = prefilled(of, inputs, 8);
     for (const bool commit : {true, false}) {
         cpu::CpuBackend backend;
@@ -367,8 +264,8 @@ TEST(Kda, AReusedSlotStartsFromZero) {
 }
 
 TEST(Kda, PaddingRowsAreZeroAndTouchNothing) {
-    const Case of(2, 16, 4, 7);
-    const Inputs inputs = of.tokens(8, 8);
+    const KdaCase of(2, 16, 4, 7);
+    const KdaInputs inputs = of.tokens(8, 8);
     cpu::CpuBackend backend;
     Memory memory(of, 2, 4);
     Memory alone(of, 2, 4);
@@ -391,8 +288,8 @@ TEST(Kda, PaddingRowsAreZeroAndTouchNothing) {
 }
 
 TEST(Kda, RefusesMoreDecodedRowsThanCanWait) {
-    const Case of(1, 8, 4, 1);
-    const Inputs inputs = of.tokens(8, 1);
+    const KdaCase of(1, 8, 4, 1);
+    const KdaInputs inputs = of.tokens(8, 1);
     cpu::CpuBackend backend;
     Memory memory(of, 1, 3);
     RowLayout layout;
