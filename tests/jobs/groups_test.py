@@ -138,7 +138,7 @@ def a_rank_that_fails_in_any_group_ends_all(shop):
 def a_stopped_rank_in_any_group_is_named(shop):
     for victim in (0, 2):
         out = shop.path("out.h5")
-        run = groups(shop, out, 4, 2, ["--watchdog", "4"], env=shop.slow(15, **{"": victim}, AT=60, ACT="stop"))
+        run = groups(shop, out, 4, 2, ["--watchdog", "4"], env=shop.slow(15, **{"": victim}, AT=30, ACT="stop"))
         run.expect_code(6)
         run.expect_one(rf"comm error: rank {victim} \(\S+\) has been silent for \d+ s, "
                        r"last seen at step \d+, (layer \d+, )?op \w+")
@@ -175,9 +175,9 @@ def a_start_waits_for_the_groups_of_the_last(shop):
 
 def a_failing_disk_under_any_group_loses_nothing(shop):
     for rank in (0, 1):
-        for ops, at, errno in (("s", 2, "EIO"), ("r", 1, "ENOSPC"), ("w", 60, "ENOSPC"), ("c", 2, "EIO")):
+        for ops, at, errno in (("s", 2, "EIO"), ("r", 1, "ENOSPC"), ("w", 20, "ENOSPC"), ("c", 2, "EIO")):
             out = shop.path("out.h5")
-            env = {"LD_PRELOAD": shop.options.io + ":" + shop.options.rank, "FAILING_RANK_MS": "2",
+            env = {"LD_PRELOAD": shop.options.io + ":" + shop.options.rank, "FAILING_RANK_MS": "10",
                    "FAILING_IO_FOLDER": os.path.dirname(out), "FAILING_IO_OPS": ops, "FAILING_IO_AT": str(at),
                    "FAILING_IO_ERRNO": errno, "FAILING_IO_RANK": str(rank)}
             run = groups(shop, out, env=env)
