@@ -132,55 +132,44 @@ void add_step_flags(CLI::App& app, Options& options, const std::string& group) {
 template void add_step_flags(CLI::App& app, GenerateOptions& options, const std::string& group);
 template void add_step_flags(CLI::App& app, BenchOptions& options, const std::string& group);
 
-void add_flags(CLI::App& app, GenerateOptions& options) {
-    const auto text = [&app](const char* name, std::string& value, const char* what,
-                             const char* help, const char* value_name) {
-        return app.add_option(name, value, help)->check(not_empty(what))->option_text(value_name);
-    };
-    const auto number = [&app](const char* name, auto& value, int64_t low, int64_t high,
-                               const char* help) {
-        return app.add_option(name, value, help)->check(integer(low, high))->option_text("N");
-    };
-    text("--target", options.target, "a checkpoint folder", "checkpoint (or EXL3_MODEL)", "DIR");
-    text("--draft", options.draft, "a drafter's folder or none", "drafter (or DFLASH_DRAFT) [none]",
-         "DIR");
-    number("--k", options.k, 0, 63, "drafts per step (or DFLASH_K) [2 with a drafter]");
-    app.add_option("--prompts", options.prompts, "prompts: HDF5, .jsonl or .txt")
-        ->check(not_empty("a prompts file"))
-        ->option_text("FILE...");
-    app.add_option("--prompt", options.prompt_texts, "a prompt itself; may be repeated")
-        ->check(not_empty("a text"))
-        ->expected(1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->option_text("TEXT");
-    text("--out", options.out, "an output file", "generations, HDF5", "FILE");
+namespace {
 
+template <class T>
+CLI::Option* add_number(CLI::App& app, const char* name, T& value, int64_t low, int64_t high,
+                        const char* help) {
+    return app.add_option(name, value, help)->check(integer(low, high))->option_text("N");
+}
+
+void add_records(CLI::App& app, GenerateOptions& options) {
     const std::string records = "Records";
-    number("--max-new-tokens", options.record.max_new_tokens, 1, kMaxTokens,
-           "new tokens per record [256]")
+    add_number(app, "--max-new-tokens", options.record.max_new_tokens, 1, kMaxTokens,
+               "new tokens per record [256]")
         ->group(records);
-    number("--max-context", options.max_context, 2, kMaxTokens,
-           "tokens per record [as the longest prompt needs]")
+    add_number(app, "--max-context", options.max_context, 2, kMaxTokens,
+               "tokens per record [as the longest prompt needs]")
         ->group(records);
     app.add_flag("--ignore-eos", options.record.ignore_eos, "do not stop at an end token")
         ->group(records);
-    number("--limit", options.limit, 1, kAny, "run the first N prompts only")->group(records);
+    add_number(app, "--limit", options.limit, 1, kAny, "run the first N prompts only")
+        ->group(records);
     add_shard(app, options.shard)->group(records);
     app.add_flag("--no-text", options.no_text, "write tokens, no text")->group(records);
     app.add_flag("--strict", options.strict, "a bad record stops the job before it starts")
         ->group(records);
     app.add_flag("--fail-on-error", options.fail_on_error, "exit 1 when a record had an error")
         ->group(records);
+}
 
-    add_sampling(app, options);
-
+void add_running(CLI::App& app, GenerateOptions& options) {
     const std::string running = "Running";
-    number("--max-seqs", options.max_seqs, 1, 4096, "records at once (or MAX_NUM_SEQS) [16]")
+    add_number(app, "--max-seqs", options.max_seqs, 1, 4096,
+               "records at once (or MAX_NUM_SEQS) [16]")
         ->group(running);
-    number("--max-batched-tokens", options.max_batched_tokens, kTokenGrid, kMaxTokens,
-           "prefill rows (or MAX_NUM_BATCHED_TOKENS) [7168]")
+    add_number(app, "--max-batched-tokens", options.max_batched_tokens, kTokenGrid, kMaxTokens,
+               "prefill rows (or MAX_NUM_BATCHED_TOKENS) [7168]")
         ->group(running);
-    number("--tp", options.tp, 1, kAny, "ranks that share one model; more form groups [all]")
+    add_number(app, "--tp", options.tp, 1, kAny,
+               "ranks that share one model; more form groups [all]")
         ->group(running);
     app.add_option("--backend", options.backend, "auto, cpu, cuda or check [auto]")
         ->check(one_of({"auto", "cpu", "cuda", "check"}))
@@ -200,6 +189,32 @@ void add_flags(CLI::App& app, GenerateOptions& options) {
         ->option_text("FILE")
         ->group(running);
     app.add_flag("--dry-run", options.dry_run, "check everything, run nothing")->group(running);
+}
+
+}  // namespace
+
+void add_flags(CLI::App& app, GenerateOptions& options) {
+    const auto text = [&app](const char* name, std::string& value, const char* what,
+                             const char* help, const char* value_name) {
+        return app.add_option(name, value, help)->check(not_empty(what))->option_text(value_name);
+    };
+    text("--target", options.target, "a checkpoint folder", "checkpoint (or EXL3_MODEL)", "DIR");
+    text("--draft", options.draft, "a drafter's folder or none", "drafter (or DFLASH_DRAFT) [none]",
+         "DIR");
+    add_number(app, "--k", options.k, 0, 63, "drafts per step (or DFLASH_K) [2 with a drafter]");
+    app.add_option("--prompts", options.prompts, "prompts: HDF5, .jsonl or .txt")
+        ->check(not_empty("a prompts file"))
+        ->option_text("FILE...");
+    app.add_option("--prompt", options.prompt_texts, "a prompt itself; may be repeated")
+        ->check(not_empty("a text"))
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->option_text("TEXT");
+    text("--out", options.out, "an output file", "generations, HDF5", "FILE");
+
+    add_records(app, options);
+    add_sampling(app, options);
+    add_running(app, options);
 }
 
 void add_flags(CLI::App& app, InspectOptions& options) {
