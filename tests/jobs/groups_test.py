@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 
-from job_runs import LONG_TOKENS, Run, Workshop, adopt_orphans, alive, expect, read_options, run_cases, wait_until
+from job_runs import (LONG_TOKENS, PATIENCE, RUN_TIME, Run, Workshop, adopt_orphans, alive, expect, read_options,
+                      run_cases, wait_until)
 
 RECORDS, TOKENS = 600, 4
 LAYOUTS = [(2, 1), (4, 2), (3, 1)]  # ranks, ranks of a group
@@ -115,7 +116,7 @@ def mpirun_is_told_to_end_and_leaves_a_second(shop):
     run = groups(shop, out, env=shop.slow(20))
     run.wait_computed(60)
     run.process.send_signal(signal.SIGTERM)
-    run.wait()
+    run.wait(PATIENCE)
     expect(run.process.returncode != 0, "mpirun ended well")
     _, computed = shop.complete(out, RECORDS, TOKENS)
     expect(computed <= RECORDS + 2 * 2 * 8, f"{computed} records computed: an open part was lost")
@@ -162,7 +163,7 @@ def a_start_waits_for_the_groups_of_the_last(shop):
     leader, other = (run.rank(rank) for rank in (0, 1))
     os.kill(other, signal.SIGSTOP)
     run.process.kill()
-    run.wait()
+    run.wait(PATIENCE)
     wait_until(lambda: not alive(leader), "the leader ends")
     expect(alive(other), "the other leader was to outlive its launcher")
     before = run.parts()
@@ -213,7 +214,7 @@ def kill_once(shop, out, rng):
     victim = rng.choice(["mpirun", *range(ranks)])
     pid = run.process.pid if victim == "mpirun" else run.ranks(ranks).get(victim)
     if rng.random() < 0.25:
-        wait_until(lambda: os.path.exists(out + ".tmp") or run.ended(), "assembly", pause=0.0005)
+        wait_until(lambda: os.path.exists(out + ".tmp") or run.ended(), "assembly", RUN_TIME, 0.0005)
         time.sleep(rng.uniform(0, 0.01))
     else:
         time.sleep(rng.uniform(0, 2.5))

@@ -16,6 +16,8 @@ import time
 import traceback
 
 PATIENCE = 60  # seconds for anything that should happen at once
+RUN_TIME = 300  # seconds for a run to get somewhere, however busy the machine
+RESUMABLE = 75
 LONG_TOKENS = 100  # of records that take a while
 
 
@@ -65,15 +67,16 @@ class Run:
     def lines(self, pattern):
         return [line for line in self.errors.splitlines() if re.search(pattern, line)]
 
-    def wait(self, seconds=PATIENCE):
+    def wait(self, seconds=RUN_TIME):
         self.process.wait(timeout=seconds)
         return self.process.returncode
 
     def ended(self):
         return self.process.poll() is not None
 
-    def expect_code(self, code, seconds=PATIENCE):
-        found = self.wait(seconds)
+    def expect_code(self, code, seconds=None):
+        """A run that was asked to end does so at once."""
+        found = self.wait(seconds or (PATIENCE if code == RESUMABLE else RUN_TIME))
         expect(found == code, f"exit code {found}, expected {code}:\n{self.errors}")
         return self
 
@@ -115,7 +118,7 @@ class Run:
         try:
             if not self.ended():
                 os.kill(pid, signal.SIGKILL)
-                self.wait()
+                self.wait(PATIENCE)
                 return True
         except ProcessLookupError:
             pass  # a rank ends before mpirun does
@@ -142,7 +145,7 @@ class Run:
         return sorted(name for name in os.listdir(self.out + ".parts") if not name.endswith(".tmp"))
 
     def wait_for(self, condition, what):
-        wait_until(lambda: condition() or self.ended(), what)
+        wait_until(lambda: condition() or self.ended(), what, RUN_TIME)
         expect(not self.ended(), f"ended early:\n{self.errors}")
 
     def wait_until_running(self, heartbeat):
@@ -221,7 +224,7 @@ class Workshop:
             for _ in range(signals - 1):
                 os.kill(victim, signal.SIGINT)
             begin = time.monotonic()
-            run.expect_code(75).expect_one("stopped with 0 of 40 records done")
+            run.expect_code(RESUMABLE).expect_one("stopped with 0 of 40 records done")
             expect(time.monotonic() - begin < 15, "the running records were waited for")
             self.complete(out, 40, LONG_TOKENS)
 

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 
-from job_runs import LONG_TOKENS, Run, Workshop, adopt_orphans, alive, expect, read_options, run_cases, wait_until
+from job_runs import (LONG_TOKENS, PATIENCE, RUN_TIME, Run, Workshop, adopt_orphans, alive, expect, read_options,
+                      run_cases, wait_until)
 
 RECORDS, TOKENS = 600, 4   # of most runs: two full parts and some more
 MANY = 1_000_000
@@ -39,7 +40,7 @@ def kill_once(shop, out, rng):
     victim = rng.choice(["mpirun", 0, 1])
     pid = run.process.pid if victim == "mpirun" else run.ranks(2).get(victim)
     if rng.random() < 0.35:
-        wait_until(lambda: os.path.exists(out + ".tmp") or run.ended(), "assembly", pause=0.0005)
+        wait_until(lambda: os.path.exists(out + ".tmp") or run.ended(), "assembly", RUN_TIME, 0.0005)
         time.sleep(rng.uniform(0, 0.01))
     else:
         time.sleep(rng.uniform(0, 3.0))
@@ -104,7 +105,7 @@ def mpirun_is_told_to_end_and_leaves_a_second(shop):
     run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
     run.wait_computed(40)
     run.process.send_signal(signal.SIGTERM)
-    run.wait()
+    run.wait(PATIENCE)
     expect(run.process.returncode != 0, "mpirun ended well")
     _, computed = shop.complete(out, RECORDS, TOKENS)
     expect(computed <= RECORDS + 2 * 8, f"{computed} records computed: the open part was lost")
@@ -242,7 +243,7 @@ def a_rank_without_its_launcher_writes_nothing(shop):
     pid = run.rank(0)
     os.kill(pid, signal.SIGSTOP)
     run.process.kill()
-    run.wait()
+    run.wait(PATIENCE)
     time.sleep(0.1)
     expect(alive(pid), "the rank was to outlive its launcher")
     before = run.parts()
