@@ -187,10 +187,12 @@ class Watched(Ref):
             q = (self.w[f"{p}wq_b.weight"] @ qr).reshape(heads, hd)
             s = np.maximum(q @ np.stack(st["pools"]).T * hd ** -0.5, 0)
             score = np.sort((self.w[f"{p}weights_proj.weight"] @ x) * heads ** -0.5 @ s)[::-1]
-            cut = score[n - 1] - score[n]
-            if 0 < cut < MARGIN:  # equal scores (all heads 0) tie exactly: the lowest index wins
+            if self.near(score[n - 1] - score[n]):
                 raise NearTie
         return chosen
+
+    def near(self, cut):
+        return 0 < cut < MARGIN  # equal scores (all heads 0) tie exactly: the lowest index wins
 
 
 def run(c, weights, prompt, eos):

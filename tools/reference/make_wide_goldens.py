@@ -19,8 +19,8 @@ import h5py
 import numpy as np
 
 import exl3_ref
-from glm53flash_ref import Ref, tensor_shapes
-from make_toy_models import KDA, MARGIN, MLA, NearTie, config_json, native_dtype
+from glm53flash_ref import tensor_shapes
+from make_toy_models import KDA, MARGIN, MLA, NearTie, Watched, config_json, native_dtype
 
 MCG, MUL1 = exl3_ref.CB_MCG, exl3_ref.CB_MUL1
 PREFIX = "model.language_model."
@@ -196,32 +196,20 @@ def pack(c):
 
 
 # ---- runs ----------------------------------------------------------------------------------------
-class Watched(Ref):
-    """Ref on Weights; refuses near ties in routing and selection."""
+class WideWatched(Watched):
+    """On Weights; refuses exact ties too, and counts selections."""
 
     def __init__(self, c, weights):
         super().__init__(c, {})
         self.w, self.selections = weights, 0
 
-    def route(self, p, x):
-        biased = np.sort(1 / (1 + np.exp(-(self.w[f"{p}gate.weight"] @ x))) + self.w[f"{p}gate.e_score_correction_bias"])
-        k = self.c["num_experts_per_tok"]
-        if np.diff(biased[-k - 1:]).min() < MARGIN:
-            raise NearTie
-        return super().route(p, x)
-
     def select(self, p, x, qr, st):
         chosen = super().select(p, x, qr, st)
-        n = self.c["index_topk"] // self.c["index_kpool"]
-        if len(st["pools"]) > n:
-            self.selections += 1
-            heads, hd = self.c["index_n_heads"], self.c["index_head_dim"]
-            q = (self.w[f"{p}wq_b.weight"] @ qr).reshape(heads, hd)
-            s = np.maximum(q @ np.stack(st["pools"]).T * hd ** -0.5, 0)
-            score = np.sort((self.w[f"{p}weights_proj.weight"] @ x) * heads ** -0.5 @ s)[::-1]
-            if score[n - 1] - score[n] < MARGIN:
-                raise NearTie
+        self.selections += len(st["pools"]) > self.c["index_topk"] // self.c["index_kpool"]
         return chosen
+
+    def near(self, cut):
+        return cut < MARGIN
 
 
 def signs(n):
@@ -241,7 +229,7 @@ def write(out, title, c, make, count):
     w = make(c)
     for seed in range(100):
         tokens = np.random.default_rng(seed).integers(0, c["vocab_size"], count)
-        ref, means, hidden, logits = Watched(c, w), [], [], []
+        ref, means, hidden, logits = WideWatched(c, w), [], [], []
         try:
             for t in tokens:
                 logits.append(ref.step(int(t)))
