@@ -63,7 +63,7 @@ void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
 void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m, int32_t count,
                    int64_t part_bytes, cudaStream_t stream);
 
-// draft.cu
+// draft_attention.cu
 void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,
                   const Rows& rows, cudaStream_t stream);
@@ -72,6 +72,8 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
                      View<const float> value, const float* q_norm, const float* k_norm,
                      const DraftCache& cache, const DraftAttentionParams& params, const Rows& rows,
                      float* scratch, KernelSet& kernels, cudaStream_t stream);
+
+// draft.cu
 void draft_conv(View<float> out, View<const float> in, View<const float> dynamic, const float* base,
                 int32_t taps, int32_t group, int32_t block, cudaStream_t stream);
 void walk_path(View<int32_t> path, View<float> scores, View<const float> values,
