@@ -139,7 +139,8 @@ def a_rank_that_fails_in_any_group_ends_all(shop):
 def a_stopped_rank_in_any_group_is_named(shop):
     for victim in (0, 2):
         out = shop.path("out.h5")
-        run = groups(shop, out, 4, 2, ["--watchdog", "4"], env=shop.slow(15, **{"": victim}, AT=30, ACT="stop"))
+        # After three seconds: a rank tells the others once a second where it is.
+        run = groups(shop, out, 4, 2, ["--watchdog", "4"], env=shop.slow(100, **{"": victim}, AT=30, ACT="stop"))
         run.expect_code(6)
         run.expect_one(rf"comm error: rank {victim} \(\S+\) has been silent for \d+ s, "
                        r"last seen at step \d+, (layer \d+, )?op \w+")

@@ -120,7 +120,8 @@ def time_that_is_up_ends_a_run(shop):
 
 def a_stopped_rank_is_named(shop):
     out = shop.path("out.h5")
-    run = shop.start(out, RECORDS, TOKENS, ["--watchdog", "4"], env=shop.slow(10, **{"": 1}, AT=120, ACT="stop"))
+    # After three seconds: a rank tells the others once a second where it is.
+    run = shop.start(out, RECORDS, TOKENS, ["--watchdog", "4"], env=shop.slow(30, **{"": 1}, AT=100, ACT="stop"))
     run.wait_computed(20)
     run.expect_code(6)
     run.expect_one(r"^\[rank 0/2 \S+\] comm error: rank 1 \(\S+\) has been silent for \d+ s, "
