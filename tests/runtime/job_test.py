@@ -116,24 +116,22 @@ def the_lowest_live_rank_reports_rank_zero():
     expect_one_line(job, r"^\[rank 1/4 \S+\] comm error: rank 0 \(\S+\) has been silent")
 
 
-def a_stuck_rank_is_named():
-    job = Job("stuck")
+def stuck_rank_3_is_named(way):
+    job = Job(way)
     job.pids()
     code, seconds = job.wait()
     expect(code == 6, f"exit code {code}, expected 6")
     expect_one_line(job, r"comm error: rank 3 \(\S+\) has not moved for \d+ s, "
                          r"last seen at step 20, layer 2, op work ")
     expect(seconds < LIMIT + SLACK, f"took {seconds:.1f} s, the limit is {LIMIT} s")
+
+
+def a_stuck_rank_is_named():
+    stuck_rank_3_is_named("stuck")
 
 
 def a_stuck_group_is_named_while_others_move():
-    job = Job("stuck-group")
-    job.pids()
-    code, seconds = job.wait()
-    expect(code == 6, f"exit code {code}, expected 6")
-    expect_one_line(job, r"comm error: rank 3 \(\S+\) has not moved for \d+ s, "
-                         r"last seen at step 20, layer 2, op work ")
-    expect(seconds < LIMIT + SLACK, f"took {seconds:.1f} s, the limit is {LIMIT} s")
+    stuck_rank_3_is_named("stuck-group")
 
 
 def a_suspended_job_goes_on():
