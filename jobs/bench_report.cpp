@@ -296,6 +296,7 @@ std::string bench_rows(const BenchReport& r) {
         const EngineStats& s = run.stats;
         if (s.recorded_steps > 0) shape += ", graphs";
         if (r.eager) shape += ", eager";
+        if (r.ranks > 1 && r.backend != "cpu") shape += ", " + r.comm;
         const WorkSum work = total_work(run);
         row("prefill", run.prefill_rate(), "tokens/s", run.prefill_fraction());
         row("decode", run.decode_rate(), "tokens/s", run.decode_fraction());

@@ -198,10 +198,13 @@ step sampled 120 bash -c "generate 1 cuda sampled --k 0 $sampled && generate 1 c
 
 step bench 240 "$build/tests/bench/cuda_bench"
 step bench-comm 120 mpirun -n 2 "$build/tests/bench/comm_bench"
+bench=("$build/jobs/quadrille" bench --target tests/data/models/demo-full-4bpw --draft tests/data/models/demo-dflash2
+    --k 0,2,7 --concurrency 1,8 --prompt-tokens 64 --new-tokens 96 --repeat 3 --backend cuda)
+rm -f "$logs"/demo*.tsv
 for way in "" --eager; do
-    step "bench-demo$way" 120 "$build/jobs/quadrille" bench --target tests/data/models/demo-full-4bpw \
-        --draft tests/data/models/demo-dflash2 --k 0,2,7 --concurrency 1,8 --prompt-tokens 64 --new-tokens 96 \
-        --repeat 3 --backend cuda $way --append-tsv "$logs/demo$way.tsv"
+    step "bench-demo$way" 120 "${bench[@]}" $way --append-tsv "$logs/demo$way.tsv"
+    [ "$gpus" -lt 2 ] ||
+        step "bench-demo-nccl$way" 120 mpirun -n 2 "${bench[@]}" --comm nccl $way --append-tsv "$logs/demo-nccl$way.tsv"
 done
 if command -v compute-sanitizer >/dev/null; then
     step memcheck-generate 240 compute-sanitizer --tool memcheck --error-exitcode 1 \
@@ -222,11 +225,10 @@ fi
 
 echo "--- rows for docs/results.tsv: date commit hardware bench shape value unit floor"
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-if [ -f "$logs/bench.log" ]; then
-    touch "$logs/bench-comm.log"
-    awk -v date="$(date -u +%F)" -v commit="$commit" -v gpu="$gpu" \
-        'BEGIN { FS = OFS = "\t" } NF == 5 { print date, commit, gpu, $0 }' "$logs/bench.log" "$logs/bench-comm.log"
-fi
+for rows in "$logs/bench.log" "$logs/bench-comm.log"; do
+    [ ! -f "$rows" ] || awk -v date="$(date -u +%F)" -v commit="$commit" -v gpu="$gpu" \
+        'BEGIN { FS = OFS = "\t" } NF == 5 { print date, commit, gpu, $0 }' "$rows"
+done
 for rows in "$logs"/demo*.tsv; do [ ! -f "$rows" ] || tail -n +2 "$rows"; done
 echo "--- $gpu, sm_$arch, $commit"
 printf '%s\n' "${summary[@]}"
