@@ -177,14 +177,4 @@ __device__ __forceinline__ void decode_tile(uint32_t (&a)[4], const LaneWindow<k
     a[3] = decode_pair<kBits, kMul1, 6>(window, multiplier, addend);
 }
 
-// d += A (16 columns x 16 inputs) * B (16 inputs x 8 rows), fp32 accumulation. d[0], d[1]: column
-// c, rows 2q, 2q+1; d[2], d[3]: column c + 8.
-__device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 }  // namespace quadrille::cuda

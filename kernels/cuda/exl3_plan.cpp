@@ -10,6 +10,13 @@ namespace {
 
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of sums, beyond which units are long
 
+// Where inputs are rotated, in microseconds of an H200: 128 inputs of a row by a multiprocessor
+// (about 50 instructions of a warp), against a kernel before the product; and the most row groups
+// of a product that rotates.
+constexpr double kRotateRow = 0.01;
+constexpr double kRotateKernel = 3.5;
+constexpr int32_t kRotateGroups = 2;
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
@@ -110,9 +117,9 @@ Exl3Plan plan_exl3(const Matrix& w, int64_t m, int32_t processors) {
                     processors};
     cut(plan, work);
     // Rotating again in every column block is cheaper than one more launch, up to a point.
-    const double leaves = leaves_of(plan, work) * static_cast<double>(work.rows);
+    const double rotated = leaves_of(plan, work) * static_cast<double>(work.rows);
     plan.rotate_inside =
-        plan.groups <= 2 && leaves <= (plan.groups == 1 ? 192.0 : 32.0) &&
+        plan.groups <= kRotateGroups && rotated * kRotateRow <= kRotateKernel &&
         int64_t{plan.team_units} * unit_span(plan.mode) <= input_blocks(plan.groups);
     // Behind a kernel that rotates, the thread blocks of a small product would gather on some of
     // the multiprocessors.

@@ -15,6 +15,7 @@
 #include "kernels/cuda/exl3_decode.cuh"
 #include "kernels/cuda/exl3_product.h"
 #include "kernels/cuda/hadamard.cuh"
+#include "kernels/cuda/mma.cuh"
 
 #include <cuda_fp16.h>
 
@@ -242,9 +243,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::sum() {
     const int row_inputs = opaque(inputs_ + lane() * 8);
     float* to = cell(unit_) + lane() % 4 * 2 * exl3::kBlock + warp() * exl3::kTile + lane() / 4;
     Sums group = {};
-    bool rotates = false;
-    if constexpr (kGroups <= 2) rotates = args_.rotated == nullptr;
-    if (rotates) {
+    if (args_.rotated == nullptr) {
         rotate_inputs();
     } else {
         copy_inputs(0, kInputBlocks);

@@ -128,8 +128,8 @@ struct Exl3Product {
     const int32_t* tile_count = nullptr;  // how many of them count
     const int32_t* order = nullptr;       // result row of a position; nullptr: the position itself
 
-    // Rotated inputs in fragment order, see rotate.cu; or the inputs themselves, rotated by each
-    // team (one matrix, at most 16 rows, and no more inputs to a team than it has room for).
+    // Rotated inputs in fragment order, see rotate.h; or the inputs themselves, rotated by each
+    // team (one matrix, and no more inputs to a team than it has room for).
     const uint2* rotated = nullptr;
     int64_t rotated_stride = 0;  // uint2 from one member's to the next
     int64_t rotated_tiles = 0;   // input tiles a row group has room for

@@ -7,73 +7,68 @@
 
 namespace quadrille::cuda {
 
-// Inputs 4l .. 4l+3 of a block of a row, zero behind the last.
-__device__ __forceinline__ void load_inputs(float (&v)[4], const float* x, int32_t left) {
-    if (left >= 4) {
-        const float4 in = __ldcg(reinterpret_cast<const float4*>(x));
-        v[0] = in.x;
-        v[1] = in.y;
-        v[2] = in.z;
-        v[3] = in.w;
-        return;
-    }
+inline constexpr int kRowsTogether = 4;  // whose loads are under way together
+
+// Inputs 4l .. 4l+3 of `count` rows that are `step` apart, or of the first kRowsTogether of them;
+// `left` inputs exist from there on, zeros stay behind them.
+__device__ __forceinline__ void load_rows(float (&v)[kRowsTogether][4], const float* x,
+                                          int64_t step, int count, int32_t left) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = i < left ? x[i] : 0.0f;
+    for (int t = 0; t < kRowsTogether; ++t) {
+        if (t >= count || left < 4) continue;
+        const float4 in = __ldcg(reinterpret_cast<const float4*>(x + t * step));
+        v[t][0] = in.x;
+        v[t][1] = in.y;
+        v[t][2] = in.z;
+        v[t][3] = in.w;
+    }
+    if (left >= 4) return;
+#pragma unroll
+    for (int t = 0; t < kRowsTogether; ++t) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            if (t < count && i < left) v[t][i] = x[t * step + i];
+        }
+    }
 }
 
 // All of the team's inputs (no more than kInputBlocks): every row scaled, rotated and rounded to
-// fp16. A warp takes a block of a row, four inputs a lane; few rows share the warps.
+// fp16. A warp takes rows of one block; few blocks share the warps. Nothing is written for rows
+// that there are not: what the tensor core makes of them stays in columns of their own.
 template <int kBits, bool kMul1, int kGroups>
 __device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_inputs() {
-    constexpr int kTogether = kGroups == 1 ? 4 : 2;
-    const int shift = rows_ <= 1 ? 0 : rows_ <= 2 ? 1 : rows_ <= 4 ? 2 : 3;
+    static_assert(kInputBlocks <= kTeamWarps);
+    const int shift = steps_ <= 1 ? 0 : steps_ <= 2 ? 1 : steps_ <= 4 ? 2 : 3;
+    const int block = warp() & ((1 << shift) - 1);
     const int stride = kTeamWarps >> shift;
-    const int start = warp() >> shift;
-    const int channel = block_ * exl3::kBlock + 4 * lane();
-    const F16* suh = w_->suh + channel;
-    const auto k = static_cast<int32_t>(w_->k);
+    const int channel = (block_ + block) * exl3::kBlock + 4 * lane();
+    uint2 scales = {};
+    if (block < steps_) scales = *reinterpret_cast<const uint2*>(w_->suh + channel);
+    const InputRotation rotation(lane());
+    wait_for_earlier_kernels();  // the scales are under way
+    if (block >= steps_) return;
+    const int32_t left = static_cast<int32_t>(w_->k) - channel;
+    const int first = warp() >> shift;
+    const int64_t step = stride * args_.x_stride;
+    const float* x = args_.x + (first_ + first) * args_.x_stride + channel;
+    unsigned char* to = shared_ + inputs_ + block * kInputBytes +
+                        InputRotation::tile(lane()) * kGroups * 256 +
+                        InputRotation::word(lane()) * 4 + first * 32;
 #pragma unroll 1
-    for (int row = warp() & ((1 << shift) - 1); row < rows_; row += kTeamWarps) {
-        const float* x = args_.x + (first_ + row) * args_.x_stride + channel;
-        // Inputs 4l .. 4l+3 are two pairs of tile l/4: pair (k, k+1) is word k/8 of lane k%8/2.
-        const int target = (lane() / 4 * kGroups + row / 8) * 32 + row % 8 * 4 + 2 * (lane() % 2);
-        unsigned char* to = shared_ + inputs_ + target * 8 + lane() % 4 / 2 * 4;
-#pragma unroll 1
-        for (int begin = start; begin < steps_; begin += kTogether * stride) {
-            uint2 scales[kTogether] = {};
+    for (int row = first; row < rows_; row += kRowsTogether * stride) {
+        float v[kRowsTogether][4] = {};
+        load_rows(v, x, step, (rows_ - row + stride - 1) >> (3 - shift), left);
 #pragma unroll
-            for (int t = 0; t < kTogether; ++t) {
-                const int block = begin + t * stride;
-                if (block < steps_) {
-                    scales[t] = *reinterpret_cast<const uint2*>(suh + block * exl3::kBlock);
-                }
-            }
-            wait_for_earlier_kernels();  // the scales are under way
-            float v[kTogether][4] = {};
-#pragma unroll
-            for (int t = 0; t < kTogether; ++t) {
-                const int at = (begin + t * stride) * exl3::kBlock;
-                if (begin + t * stride < steps_) load_inputs(v[t], x + at, k - channel - at);
-            }
-#pragma unroll
-            for (int t = 0; t < kTogether; ++t) {
-                const int block = begin + t * stride;
-                if (block >= steps_) break;
-                const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&scales[t].x));
-                const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&scales[t].y));
-                // Never fused with what follows: the bits are those of rotate.cu.
-                v[t][0] = __fmul_rn(v[t][0], low.x);
-                v[t][1] = __fmul_rn(v[t][1], low.y);
-                v[t][2] = __fmul_rn(v[t][2], high.x);
-                v[t][3] = __fmul_rn(v[t][3], high.y);
-                hadamard128(v[t]);
-                unsigned char* slot = to + block * kInputBytes;
-                *reinterpret_cast<__half2*>(slot) = __floats2half2_rn(v[t][0], v[t][1]);
-                *reinterpret_cast<__half2*>(slot + 8) = __floats2half2_rn(v[t][2], v[t][3]);
-            }
+        for (int t = 0; t < kRowsTogether; ++t) {
+            if (row + t * stride >= rows_) break;
+            uint32_t pair[2];
+            rotation(pair, v[t], scales);
+            *reinterpret_cast<uint32_t*>(to + t * stride * 32) = pair[0];
+            *reinterpret_cast<uint32_t*>(to + t * stride * 32 + kGroups * 256) = pair[1];
         }
+        x += kRowsTogether * step;
+        to += kRowsTogether * stride * 32;
     }
-    wait_for_earlier_kernels();
 }
 
 // The same out of memory, where a kernel before this one has rotated them.

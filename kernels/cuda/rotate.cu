@@ -34,51 +34,70 @@ __device__ bool rows_of_block(const Rotation& args, Rows& rows) {
     return true;
 }
 
+// Inputs 4l .. 4l+3 of a row, zero behind the last; any address.
+__device__ __forceinline__ void load_four(float (&v)[4], const float* x, int64_t left) {
+    if (left >= 4 && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
+        const float4 in = *reinterpret_cast<const float4*>(x);
+        v[0] = in.x;
+        v[1] = in.y;
+        v[2] = in.z;
+        v[3] = in.w;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = i < left ? x[i] : 0.0f;
+}
+
+// Channels 4l .. 4l+3; any address that halves may have.
+__device__ __forceinline__ uint2 load_scales(const F16* suh) {
+    if (reinterpret_cast<uintptr_t>(suh) % 8 == 0) return *reinterpret_cast<const uint2*>(suh);
+    const auto* half = reinterpret_cast<const uint16_t*>(suh);
+    return {half[0] | uint32_t{half[1]} << 16, half[2] | uint32_t{half[3]} << 16};
+}
+
 __global__ void __launch_bounds__(kWarps * 32)
     rotate_kernel(const __grid_constant__ Rotation args) {
     let_next_kernel_start();
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int64_t block = blockIdx.x;
+    const int64_t channel = block * exl3::kBlock + 4 * lane;
+    const InputRotation rotation(lane);
+    uint2 scales{};
+    if (args.table == nullptr) {
+        scales = load_scales(args.matrix.suh + channel);  // on its way while we wait
+    }
     wait_for_earlier_kernels();
     Rows rows{};
     if (!rows_of_block(args, rows)) return;
     const Matrix& w = *rows.matrix;
-    const int64_t block = blockIdx.x;
     if (w.trellis == nullptr || block * exl3::kBlock >= w.k_padded) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t channel = block * exl3::kBlock + 4 * lane;
     // A grid row (z) takes 8 positions of a tile, a warp one of them.
     const int r =
         8 * (static_cast<int>(blockIdx.z) / args.members) + static_cast<int>(threadIdx.x) / 32;
     if (r >= (rows.count + 7) / 8 * 8) return;
-    float suh[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        suh[i] = __half2float(reinterpret_cast<const __half*>(w.suh)[channel + i]);
-    }
+    if (args.table != nullptr) scales = load_scales(w.suh + channel);
     const int32_t position = rows.first + r;
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (r < rows.count) {
         const int64_t row = args.order == nullptr || args.up != nullptr
                                 ? position
                                 : args.order[position] / args.slots;
-        const float* x = args.x + row * args.x_stride + channel;
-        const float* up = args.up == nullptr ? nullptr : args.up + row * args.x_stride + channel;
+        load_four(v, args.x + row * args.x_stride + channel, w.k - channel);
+        if (args.up != nullptr) {
+            float up[4];
+            load_four(up, args.up + row * args.x_stride + channel, w.k - channel);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (channel + i >= w.k) continue;
-            const float value = up == nullptr ? x[i] : swiglu(x[i], up[i], args.limit);
-            v[i] = __fmul_rn(value, suh[i]);  // the product kernel's bits, see exl3_product.cuh
+            for (int i = 0; i < 4; ++i) v[i] = swiglu(v[i], up[i], args.limit);
         }
     }
-    hadamard128(v);
-    const __half2 low = __floats2half2_rn(v[0], v[1]);
-    const __half2 high = __floats2half2_rn(v[2], v[3]);
-    // Inputs 4l .. 4l+3 are two pairs of tile l/4: pair (k, k+1) is word k/8 of lane k%8/2.
-    auto* out =
-        reinterpret_cast<uint32_t*>(args.out + blockIdx.z % args.members * args.out_stride +
-                                    (position / 8 * args.out_tiles + block * 8 + lane / 4) * 32);
-    uint32_t* to = out + (position % 8 * 4 + 2 * (lane % 2)) * 2 + lane % 4 / 2;
-    to[0] = *reinterpret_cast<const uint32_t*>(&low);
-    to[2] = *reinterpret_cast<const uint32_t*>(&high);
+    uint32_t pair[2];
+    rotation(pair, v, scales);
+    const int64_t tile = position / 8 * args.out_tiles + block * 8 + InputRotation::tile(lane);
+    auto* to = reinterpret_cast<uint32_t*>(args.out + blockIdx.z % args.members * args.out_stride +
+                                           tile * 32) +
+               position % 8 * 8 + InputRotation::word(lane);
+    to[0] = pair[0];
+    to[64] = pair[1];
 }
 
 }  // namespace

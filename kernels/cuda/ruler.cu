@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/exl3_decode.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/ruler.h"
 
 #include <algorithm>

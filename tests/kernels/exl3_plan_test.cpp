@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace quadrille::cuda {
 namespace {
 
@@ -20,6 +22,10 @@ Matrix shape(int64_t k, int64_t n, int32_t segments = 1, int32_t bits = 4) {
         w.segment[static_cast<size_t>(s)] = k / 128 * s / segments * 128;
     }
     return w;
+}
+
+int64_t k_blocks(const Matrix& w) {
+    return w.k_padded / 128;
 }
 
 TEST(Exl3Plan, UnitsCoverEverySegmentFromItsOwnStart) {
@@ -83,6 +89,12 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
         apply_plan(args, plan, w);
         EXPECT_EQ(args.units, units);
         EXPECT_LE(shared_bytes(args, plan.groups, w), kSmallestShared);
+        // Who rotates takes all inputs of a team at once, a block of 128 for each warp at most.
+        if (plan.rotate_inside) {
+            EXPECT_EQ(args.input_blocks,
+                      std::min<int64_t>(plan.team_units * unit_span(plan.mode), k_blocks(w)));
+            EXPECT_LE(args.input_blocks, kTeamWarps);
+        }
     };
     for (const int64_t k : {128, 640, 1024, 4096, 8192, 18432}) {
         for (const int64_t n : {128, 1024, 4096, 77440}) {
@@ -104,9 +116,12 @@ TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
     EXPECT_EQ(plan_exl3(shape(1024, 4096), 8, kProcessors).mode, ProductMode::leaf);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kProcessors).mode, ProductMode::group);
     EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kProcessors).ranks, 1);
-    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 16, kProcessors).alone);
-    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 16, kProcessors).alone);
+    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 17, kProcessors).alone);
+    EXPECT_FALSE(plan_exl3(shape(4096, 4096), 16, kProcessors).alone);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, kProcessors).alone);
     EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kProcessors).rotate_inside);
+    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 16, kProcessors).rotate_inside);
+    EXPECT_TRUE(plan_exl3(shape(4096, 8192, 1, 2), 16, kProcessors).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 1024), 17, kProcessors).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kProcessors).rotate_inside);
 }
