@@ -82,7 +82,7 @@ class ProductKernel {
     __device__ void copy_inputs(int first, int last);
     __device__ void multiply(Sums& acc, int step, int row_inputs) const;
     __device__ void sum();
-    __device__ void write_unit(float* to, const Sums& sums, bool more) const;
+    __device__ void write_unit(float* to, Sums& sums, bool more) const;
     __device__ bool is_last();
     __device__ float* cell(int32_t unit) const {  // of this thread block's columns and rows
         const int64_t tile = int64_t{member()} * gridDim.y + blockIdx.y;
@@ -291,19 +291,22 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::sum() {
 
 // A unit's sum to memory, or a later group of its segment added to it: by the same threads.
 template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::write_unit(float* to, const Sums& sums,
+__device__ void ProductKernel<kBits, kMul1, kGroups>::write_unit(float* to, Sums& sums,
                                                                  bool more) const {
+    const auto each = [&](auto&& work) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-        if (g > 0 && g >= groups_) break;
+        for (int g = 0; g < kGroups; ++g) {
+            if (g > 0 && g >= groups_) break;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (8 * g + lane() % 4 * 2 + i % 2 < rows_) {
-                float* at = to + (8 * g + i % 2) * exl3::kBlock + i / 2 * 8;
-                __stcg(at, more ? __ldcg(at) + sums[g][i] : sums[g][i]);
+            for (int i = 0; i < 4; ++i) {
+                if (8 * g + lane() % 4 * 2 + i % 2 < rows_) {
+                    work(to + (8 * g + i % 2) * exl3::kBlock + i / 2 * 8, sums[g][i]);
+                }
             }
         }
-    }
+    };
+    if (more) each([](const float* at, float& sum) { sum += __ldcg(at); });
+    each([](float* at, float sum) { __stcg(at, sum); });
 }
 
 template <int kBits, bool kMul1, int kGroups>

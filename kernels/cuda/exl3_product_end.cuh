@@ -45,7 +45,7 @@ template <int kWide>
 __device__ void ProductKernel<kBits, kMul1, kGroups>::add_units(float (&v)[kWide],
                                                                 const float* from,
                                                                 int32_t units) const {
-    constexpr int kBatch = kWide == 1 ? 16 : 8;
+    constexpr int kBatch = kWide == 1 ? 32 : 8;
 #pragma unroll 1
     for (; units > 0; units -= kBatch, from += kBatch * kCell) {
         float part[kBatch][kWide];
