@@ -68,8 +68,8 @@ void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matr
     apply_plan(args, plan, shape);
     args.partial = scope.take<float>(need.partial);
     args.counters = workspace_.counters(need.counters);
-    const dim3 grid(static_cast<unsigned>(column_blocks), static_cast<unsigned>(tiles),
-                    static_cast<unsigned>(members * plan.ranks));
+    const dim3 grid(static_cast<unsigned>(column_blocks * plan.column_parts()),
+                    static_cast<unsigned>(tiles), static_cast<unsigned>(members * plan.ranks));
     cuda::launch_exl3(plan, args, grid, shape, kernels_, stream_.get());
 }
 

@@ -7,7 +7,10 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
                  KernelSet& kernels, cudaStream_t stream) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
-    require(plan.teams * plan.ranks * plan.team_units >= args.units, "EXL3 plan of all units");
+    require(plan.units_of_rank() * plan.ranks >= args.units, "EXL3 plan of all units");
+    require(!plan.halves || (args.table == nullptr && plan.mode == ProductMode::group &&
+                             plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
+            "EXL3 product in halves: groups of one matrix");
     int32_t shared = shared_bytes(args, plan.groups, w);
     if (plan.alone) shared = kernels.shared_alone(shared);
     const bool mul1 = w.codebook == Codebook::mul1;

@@ -13,8 +13,8 @@ void launch_exl3_instance(const Exl3Product& args, dim3 grid, int32_t shared, Ke
                           cudaStream_t stream) {
     const auto kernel = exl3_product_kernel<kBits, kMul1, kGroups, kTeams>;
     kernels.allow_shared(kernel, kernels.shared_limit());
-    launch_dependent(kernel, grid, args.teams * kTeamThreads, shared, kernels.overlaps(), stream,
-                     args);
+    launch_dependent(kernel, grid, 32 * args.teams * team_warps(args.halves), shared,
+                     kernels.overlaps(), stream, args);
 }
 
 template <int kBits, bool kMul1>
@@ -23,9 +23,11 @@ void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 gr
     const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
     switch (plan.groups) {
         case 1:
+            if (plan.halves) return launch(launch_exl3_instance<kBits, kMul1, 1, 4>);
             return plan.teams == 1 ? launch(launch_exl3_instance<kBits, kMul1, 1, 1>)
                                    : launch(launch_exl3_instance<kBits, kMul1, 1, 2>);
         case 2:
+            if (plan.halves) return launch(launch_exl3_instance<kBits, kMul1, 2, 4>);
             return plan.teams == 1 ? launch(launch_exl3_instance<kBits, kMul1, 2, 1>)
                                    : launch(launch_exl3_instance<kBits, kMul1, 2, 2>);
         case 4:

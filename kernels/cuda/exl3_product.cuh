@@ -7,7 +7,8 @@
 // teams of 8 warps a part of the run. A warp streams one tile column through a private ring in
 // shared memory (no barrier), the team shares the rotated inputs. The units' sums go to memory; the
 // last thread block of a column block adds them in order and applies the output transform
-// (exl3_product_end.cuh), so one launch does the whole product.
+// (exl3_product_end.cuh), so one launch does the whole product. Few leaves: teams of 4 warps share
+// a group of them in halves of the 128 columns (Exl3Plan::halves), so that fewer sums go to memory.
 #pragma once
 
 #include "kernels/cuda/async.cuh"
@@ -42,14 +43,17 @@ __device__ __forceinline__ int opaque(int value) {
     return value;
 }
 
-template <int kBits, bool kMul1, int kGroups>
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
 class ProductKernel {
   public:
     static constexpr int kTileBytes = 32 * kBits;
     static constexpr int kStageBytes = 8 * kTileBytes;        // of a warp: 128 inputs
     static constexpr int kInputBytes = 8 * kGroups * 32 * 8;  // of 128 inputs
-    static constexpr int kStages = ring_stages(kBits, kGroups);
-    static constexpr int kInputBlocks = input_blocks(kGroups);
+    static constexpr int kTeamWarps = team_warps(kHalves);
+    static constexpr int kTeamThreads = 32 * kTeamWarps;
+    static constexpr int kColumnParts = kHalves ? 2 : 1;
+    static constexpr int kStages = kHalves ? 1 : ring_stages(kBits, kGroups);
+    static constexpr int kInputBlocks = kHalves ? 1 : input_blocks(kGroups);
     static constexpr int kRows = 8 * kGroups;
     static constexpr int kCell = kRows * exl3::kBlock;  // floats of a unit's sums
     using Sums = float[kGroups][4];
@@ -75,21 +79,31 @@ class ProductKernel {
         return static_cast<int32_t>(blockIdx.z) - member() * args_.ranks;
     }
 
+    __device__ bool experts() const { return !kHalves && args_.table != nullptr; }
+    static __device__ int half() { return static_cast<int>(blockIdx.x) % kColumnParts; }
     __device__ bool locate();
+    __device__ void locate_units();
     __device__ void prefetch_scales() const;
     __device__ void fill(int step);
     __device__ void rotate_inputs();
     __device__ void copy_inputs(int first, int last);
     __device__ void multiply(Sums& acc, int step, int row_inputs) const;
+    __device__ void take_inputs();
     __device__ void sum();
+    __device__ void sum_group();
     __device__ void write_unit(float* to, Sums& sums, bool more) const;
     __device__ bool is_last();
-    __device__ float* cell(int32_t unit) const {  // of this thread block's columns and rows
+    // Of this thread block's 128 columns and rows.
+    __device__ int64_t place() const {
         const int64_t tile = int64_t{member()} * gridDim.y + blockIdx.y;
-        return args_.partial + ((tile * gridDim.x + blockIdx.x) * args_.units + unit) * kCell;
+        return tile * (gridDim.x / kColumnParts) + blockIdx.x / kColumnParts;
     }
-    template <int kWide>
-    __device__ void add_units(float (&v)[kWide], const float* from, int32_t units) const;
+    __device__ float* cell(int32_t unit) const {
+        return args_.partial + (place() * args_.units + unit) * kCell;
+    }
+    template <int kBatch, int kWide, class Load>
+    __device__ void add_units(float (&v)[kWide], int32_t units, Load&& load) const;
+    template <int kBatch, int kWide>
     __device__ void gather(int row, int quarter) const;
     __device__ void finish_row(int row) const;
     __device__ void store_row(int row, int32_t segment, int32_t n, const float (&v)[4],
@@ -109,20 +123,21 @@ class ProductKernel {
     int32_t unit_ = 0;   // the team's first
     int32_t block_ = 0;  // its first 128 inputs, and how many
     int32_t steps_ = 0;
-    int32_t first_ = 0;  // row positions [first_, first_ + rows_)
+    int32_t leaves_ = 0;  // halves: of the group
+    int32_t first_ = 0;   // row positions [first_, first_ + rows_)
     int32_t rows_ = 0;
     int32_t groups_ = 0;  // 8-row groups in use
     int32_t column_block_ = 0;
 };
 
 // The matrix, the rows, and the team's part of the inputs.
-template <int kBits, bool kMul1, int kGroups>
-__device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::locate() {
     const int32_t y = static_cast<int32_t>(blockIdx.y);
     w_ = &args_.matrix;
     first_ = y * kRows;
     rows_ = min(kRows, args_.m - first_);
-    if (args_.table != nullptr) {
+    if (experts()) {
         if (y >= *args_.tile_count) return false;
         const RowTile tile = args_.tiles[y];
         first_ = tile.first;
@@ -132,7 +147,7 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
         const Matrix* source = which == 0 ? &mlp->gate : which == 1 ? &mlp->up : &mlp->down;
         // Its fields are read again and again: from shared memory at the cost of one read.
         __shared__ __align__(16) unsigned char kept[sizeof(Matrix)];
-        static_assert(sizeof(Matrix) % 4 == 0 && sizeof(Matrix) / 4 <= kTeamThreads);
+        static_assert(sizeof(Matrix) % 4 == 0 && sizeof(Matrix) / 4 <= 128);
         if (threadIdx.x < sizeof(Matrix) / 4) {
             reinterpret_cast<uint32_t*>(kept)[threadIdx.x] =
                 reinterpret_cast<const uint32_t*>(source)[threadIdx.x];
@@ -143,20 +158,10 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
     if (w_->trellis == nullptr || w_->bits != kBits || (w_->codebook == Codebook::mul1) != kMul1) {
         return false;
     }
-    column_block_ = args_.first_block + static_cast<int32_t>(blockIdx.x);
+    column_block_ = args_.first_block + static_cast<int32_t>(blockIdx.x) / kColumnParts;
     if (column_block_ * exl3::kBlock >= static_cast<int32_t>(w_->n)) return false;
     groups_ = (rows_ + 7) / 8;
-    unit_ = (rank() * args_.teams + team()) * args_.team_units;
-    if (w_->segments == 1) {
-        const int32_t span = unit_span(args_.mode);
-        block_ = unit_ * span;
-        steps_ = min(args_.team_units * span,
-                     static_cast<int32_t>(w_->k_padded) / exl3::kBlock - block_);
-    } else {
-        const BlockRun run = blocks_of_units(*w_, unit_span(args_.mode), unit_, args_.team_units);
-        block_ = run.first;
-        steps_ = run.blocks;
-    }
+    locate_units();
     const bool mcg = w_->codebook == Codebook::mcg;
     multiplier_ = static_cast<uint32_t>(
         opaque(static_cast<int>(mcg ? exl3::kMcgMultiplier : exl3::k3instMultiplier)));
@@ -165,7 +170,7 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
     // A row of a tile column is copied by four lanes.
     trellis_ = reinterpret_cast<const unsigned char*>(w_->trellis) +
                (int64_t{block_} * 8 + lane() / 4) * row_bytes_ +
-               (column_block_ * 8 + warp()) * kTileBytes + lane() % 4 * 16;
+               (column_block_ * 8 + half() * kTeamWarps + warp()) * kTileBytes + lane() % 4 * 16;
     const int ring_bytes = args_.stages * kStageBytes;
     const int ring = (team() * kTeamWarps + warp()) * ring_bytes;
 #pragma unroll
@@ -176,9 +181,30 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::locate() {
     return true;
 }
 
+// The team's units; in halves its leaf of the group.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::locate_units() {
+    const int32_t units = kHalves ? 1 : args_.team_units;
+    unit_ = kHalves ? rank() : (rank() * args_.teams + team()) * units;
+    if (w_->segments == 1) {
+        const int32_t span = unit_span(args_.mode);
+        block_ = unit_ * span;
+        steps_ = min(units * span, static_cast<int32_t>(w_->k_padded) / exl3::kBlock - block_);
+    } else {
+        const BlockRun run = blocks_of_units(*w_, unit_span(args_.mode), unit_, units);
+        block_ = run.first;
+        steps_ = run.blocks;
+    }
+    if constexpr (kHalves) {
+        leaves_ = steps_;
+        block_ += team();
+        steps_ = team() < leaves_ ? 1 : 0;
+    }
+}
+
 // Into the cache: the input scales of the team and the output scales of the block.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::prefetch_scales() const {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::prefetch_scales() const {
     const int thread = static_cast<int>(threadIdx.x) % kTeamThreads;  // 64 scales each
     const F16* from = nullptr;
     if (thread < 2) {
@@ -190,8 +216,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::prefetch_scales() const {
 }
 
 // Starts the copies of a step's trellis (128 inputs) into the ring.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::fill(int step) {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::fill(int step) {
     if (step < steps_) {
         unsigned char* to = shared_ + ring_ + step % kStages * kStageBytes;
 #pragma unroll
@@ -206,9 +232,9 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::fill(int step) {
 }
 
 // One leaf.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::multiply(Sums& acc, int step,
-                                                               int row_inputs) const {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::multiply(Sums& acc, int step,
+                                                                        int row_inputs) const {
     const unsigned char* stage = shared_ + step % kStages * kStageBytes;
     const unsigned char* rows = shared_ + row_inputs + step % kInputBlocks * kInputBytes;
 #pragma unroll
@@ -231,18 +257,9 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::multiply(Sums& acc, int st
     }
 }
 
-// All units of the team.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::sum() {
-#pragma unroll 1
-    for (int step = 0; step < kStages; ++step) fill(step);
-    prefetch_scales();
-    constexpr int kHalf = kInputBlocks / 2;
-    int left = 0;    // blocks of the unit
-    int leaves = 0;  // of it so far
-    const int row_inputs = opaque(inputs_ + lane() * 8);
-    float* to = cell(unit_) + lane() % 4 * 2 * exl3::kBlock + warp() * exl3::kTile + lane() / 4;
-    Sums group = {};
+// The first of the team's inputs.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::take_inputs() {
     if (args_.rotated == nullptr) {
         rotate_inputs();
     } else {
@@ -252,6 +269,21 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::sum() {
     // some of the multiprocessors.
     let_next_kernel_start();
     team_barrier();
+}
+
+// All units of the team.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum() {
+#pragma unroll 1
+    for (int step = 0; step < kStages; ++step) fill(step);
+    prefetch_scales();
+    constexpr int kHalf = kInputBlocks / 2;
+    int left = 0;    // blocks of the unit
+    int leaves = 0;  // of it so far
+    const int row_inputs = opaque(inputs_ + lane() * 8);
+    float* to = cell(unit_) + lane() % 4 * 2 * exl3::kBlock + warp() * exl3::kTile + lane() / 4;
+    Sums group = {};
+    take_inputs();
 #pragma unroll 1
     for (int step = 0; step < steps_; ++step) {
         if (step > 0 && step % kHalf == 0 && steps_ > kInputBlocks) {
@@ -289,10 +321,52 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::sum() {
     }
 }
 
+// The group of a thread block in halves: the leaves of its teams, added in order by all threads.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum_group() {
+    fill(0);
+    prefetch_scales();
+    take_inputs();
+    copy_async_wait<0>();
+    __syncwarp();
+    // Behind all rings and inputs: (leaf, row, column).
+    float* leaves =
+        reinterpret_cast<float*>(shared_ + args_.teams * (kTeamWarps * kStageBytes + kInputBytes));
+    if (steps_ > 0) {
+        Sums acc;
+        multiply(acc, 0, inputs_ + lane() * 8);
+        float* to = leaves + (team() * kRows + lane() % 4 * 2) * kHalfStride +
+                    warp() * exl3::kTile + lane() / 4;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                to[(8 * g + i % 2) * kHalfStride + i / 2 * 8] = acc[g][i];
+            }
+        }
+    }
+    __syncthreads();
+    float* to = cell(unit_) + half() * 64;
+#pragma unroll 1
+    for (int item = static_cast<int>(threadIdx.x); item < 16 * rows_; item += 32 * warps()) {
+        const int row = item / 16;
+        const int column = item % 16 * 4;
+        float4 sum = {};
+#pragma unroll
+        for (int leaf = 0; leaf < kGroupLeaves; ++leaf) {
+            if (leaf >= leaves_) break;
+            const float4 part = *reinterpret_cast<const float4*>(
+                leaves + (leaf * kRows + row) * kHalfStride + column);
+            sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+        }
+        __stcg(reinterpret_cast<float4*>(to + row * exl3::kBlock + column), sum);
+    }
+}
+
 // A unit's sum to memory, or a later group of its segment added to it: by the same threads.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::write_unit(float* to, Sums& sums,
-                                                                 bool more) const {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::write_unit(float* to, Sums& sums,
+                                                                          bool more) const {
     const auto each = [&](auto&& work) {
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
@@ -309,24 +383,28 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::write_unit(float* to, Sums
     each([](float* at, float sum) { __stcg(at, sum); });
 }
 
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::run() {
-    if (args_.table != nullptr) wait_for_earlier_kernels();  // tiles are made by one
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::run() {
+    if (experts()) wait_for_earlier_kernels();  // tiles are made by one
     if (!locate()) return;
-    sum();
+    if constexpr (kHalves) {
+        sum_group();
+    } else {
+        sum();
+    }
     wait_for_earlier_kernels();  // also where there was nothing to sum
     let_next_kernel_start();
     if (is_last()) finish();
 }
 
-// kTeams: the most teams. One team leaves registers for a third thread block.
+// kTeams: the most teams, 4 in halves. One team leaves registers for a third thread block.
 template <int kBits, bool kMul1, int kGroups, int kTeams>
-__global__ void __launch_bounds__(kTeams* kTeamThreads, kGroups >= 4  ? 1
-                                                        : kTeams == 1 ? 3
-                                                                      : 2)
+__global__ void __launch_bounds__(32 * kTeams * team_warps(kTeams == 4), kGroups >= 4  ? 1
+                                                                         : kTeams == 1 ? 3
+                                                                                       : 2)
     exl3_product_kernel(const __grid_constant__ Exl3Product args) {
     extern __shared__ __align__(128) unsigned char shared[];
-    ProductKernel<kBits, kMul1, kGroups>(args, shared).run();
+    ProductKernel<kBits, kMul1, kGroups, kTeams == 4>(args, shared).run();
 }
 
 }  // namespace quadrille::cuda

@@ -19,6 +19,8 @@ namespace quadrille::cuda {
 inline constexpr int kLeafBlocks = 1;   // Hadamard blocks (128 inputs) of a leaf
 inline constexpr int kGroupBlocks = 4;  // of a group
 inline constexpr int kGroupLeaves = kGroupBlocks / kLeafBlocks;
+inline constexpr int kHalvesGroups = 2;  // the most row groups of a product in halves
+inline constexpr int kHalfStride = 68;   // floats of a row of 64 in shared memory: no conflicts
 
 // The most 128-input blocks of a warp's ring of weights, and of a team's inputs. Two teams stay
 // within the 99 KB of shared memory that the smallest devices have, except with more than 4 bits
@@ -35,8 +37,10 @@ constexpr int32_t exl3_teams(int32_t bits, int32_t groups) {
 }
 // Inputs or outputs of a matrix, exclusive: kernels count them, and sums of two, in 32 bits.
 inline constexpr int64_t kMostChannels = int64_t{1} << 30;
-inline constexpr int kTeamWarps = 8;  // a warp for each tile column of 128
-inline constexpr int kTeamThreads = 32 * kTeamWarps;
+// Warps of a team, one for each tile column: of 128 columns, or with `halves` of 64.
+QUADRILLE_HOST_DEVICE constexpr int32_t team_warps(bool halves) {
+    return halves ? 4 : 8;
+}
 
 // Rows that share the weights of an expert in one thread block: positions [first, first + rows) of
 // the pass's grouped rows; first is a multiple of 8.
@@ -144,6 +148,7 @@ struct Exl3Product {
     int32_t ranks = 1;            // thread blocks of a column block, the most of any matrix
     int32_t teams = 1;            // of a thread block
     int32_t team_units = 1;       // units of a team
+    bool halves = false;          // Exl3Plan
     int32_t stages = 1;           // of a warp's ring of weights: 128 inputs each
     int32_t input_blocks = 1;     // of a team's inputs
     int32_t first_block = 0;      // columns: the first block of 128
@@ -156,10 +161,14 @@ struct Exl3Plan {
     int32_t teams = 1;
     int32_t team_units = 1;
     int32_t ranks = 1;
+    // A thread block takes a group and 64 columns: four small teams a leaf each, added at once.
+    bool halves = false;
     bool rotate_inside = false;
     bool alone = false;  // no two thread blocks on a multiprocessor: there is one for each
 
     int32_t rows() const { return 8 * groups; }
+    int32_t units_of_rank() const { return halves ? 1 : teams * team_units; }
+    int32_t column_parts() const { return halves ? 2 : 1; }  // thread blocks of 128 columns
 };
 
 // m rows of one matrix on a device of `processors` multiprocessors.

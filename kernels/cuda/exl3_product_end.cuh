@@ -8,10 +8,10 @@
 namespace quadrille::cuda {
 
 // True for all threads of the block that completes the column block.
-template <int kBits, bool kMul1, int kGroups>
-__device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
-    int32_t blocks = args_.ranks;
-    if (args_.table != nullptr && blocks > 1) {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::is_last() {
+    int32_t blocks = args_.ranks * kColumnParts;
+    if (experts() && blocks > 1) {
         const int32_t block_units = args_.teams * args_.team_units;
         blocks = (units_of(args_.mode, *w_) + block_units - 1) / block_units;
     }
@@ -24,8 +24,7 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
     int32_t arrived = 0;
     __syncthreads();
     if (threadIdx.x == 0) {
-        const int64_t tile = int64_t{member()} * gridDim.y + blockIdx.y;
-        int32_t* counter = args_.counters + tile * gridDim.x + blockIdx.x;
+        int32_t* counter = args_.counters + place();
         // Releases the whole block's sums, which the barrier has ordered before.
         asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
                      : "=r"(arrived)
@@ -38,37 +37,28 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups>::is_last() {
     return kept == blocks - 1;
 }
 
-// v += one segment's units of a row in order: leaves into groups, groups into the segment. All
-// loads of a batch are under way together: their latency is what this costs.
-template <int kBits, bool kMul1, int kGroups>
-template <int kWide>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::add_units(float (&v)[kWide],
-                                                                const float* from,
-                                                                int32_t units) const {
-    constexpr int kBatch = kWide == 1 ? 32 : 8;
+// v += one segment's units in order: leaves into groups, groups into the segment. load(part, unit)
+// reads kWide numbers of a unit; all of a batch are under way together: their latency is what this
+// costs.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+template <int kBatch, int kWide, class Load>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::add_units(float (&v)[kWide],
+                                                                         int32_t units,
+                                                                         Load&& load) const {
+    static_assert(kBatch % kGroupLeaves == 0);
 #pragma unroll 1
-    for (; units > 0; units -= kBatch, from += kBatch * kCell) {
+    for (int32_t first = 0; first < units; first += kBatch) {
         float part[kBatch][kWide];
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-            if (u >= units) continue;
-            if constexpr (kWide == 1) {
-                part[u][0] = __ldcg(from + u * kCell);
-            } else {
-                const float4 in = __ldcg(reinterpret_cast<const float4*>(from + u * kCell));
-                part[u][0] = in.x;
-                part[u][1] = in.y;
-                part[u][2] = in.z;
-                part[u][3] = in.w;
-            }
+            if (first + u < units) load(part[u], first + u);
         }
-        static_assert(kBatch % kGroupLeaves == 0);
         float group[kWide] = {};
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-            if (u >= units) continue;
-            const bool ends =
-                args_.mode == ProductMode::group || (u + 1) % kGroupLeaves == 0 || u + 1 == units;
+            if (first + u >= units) continue;
+            const bool ends = args_.mode == ProductMode::group || (u + 1) % kGroupLeaves == 0 ||
+                              first + u + 1 == units;
 #pragma unroll
             for (int i = 0; i < kWide; ++i) {
                 group[i] += part[u][i];
@@ -81,28 +71,39 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::add_units(float (&v)[kWide
     }
 }
 
-// A quarter of a row's sums into shared memory (segment, row, column): few rows, so that more warps
-// wait for memory at the same time.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::gather(int row, int quarter) const {
+// A quarter of the sums of kWide rows, as far as there are so many, into shared memory (segment,
+// row, column): few rows, so that more warps wait for memory at the same time.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+template <int kBatch, int kWide>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::gather(int row, int quarter) const {
     const int column = 32 * quarter + lane();
     const float* from = cell(0) + row * exl3::kBlock + column;
+    float* to = reinterpret_cast<float*>(shared_) + row * exl3::kBlock + column;
 #pragma unroll 1
     for (int32_t s = 0, begin = 0; s < w_->segments; ++s) {
         const int32_t end = segment_end(*w_, s);
         const int32_t units = units_of(args_.mode, end - begin);
         begin = end;
-        float v[1] = {};
-        add_units(v, from, units);
+        float v[kWide] = {};
+        add_units<kBatch>(v, units, [&](float(&part)[kWide], int32_t unit) {
+#pragma unroll
+            for (int i = 0; i < kWide; ++i) {
+                part[i] = row + i < rows_ ? __ldcg(from + unit * kCell + i * exl3::kBlock) : 0.0f;
+            }
+        });
         from += int64_t{units} * kCell;
-        reinterpret_cast<float*>(shared_)[(s * kRows + row) * exl3::kBlock + column] = v[0];
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+            if (row + i < rows_) to[(s * kRows + i) * exl3::kBlock] = v[i];
+        }
     }
 }
 
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::store_row(int row, int32_t segment, int32_t n,
-                                                                const float (&v)[4],
-                                                                bool bias) const {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::store_row(int row, int32_t segment,
+                                                                         int32_t n,
+                                                                         const float (&v)[4],
+                                                                         bool bias) const {
     const int position = first_ + row;
     const int64_t target = args_.order == nullptr ? position : args_.order[position];
     float* out = args_.out.data + member() * args_.out.member_stride +
@@ -114,8 +115,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::store_row(int row, int32_t
 }
 
 // The output transform of a row, and the tree over its segments.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int row) const {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish_row(int row) const {
     const int32_t n = column_block_ * exl3::kBlock + 4 * lane();
     float svh[4];
 #pragma unroll
@@ -139,7 +140,13 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int row) const 
             const int32_t end = segment_end(*w_, s);
             const int32_t units = units_of(args_.mode, end - begin);
             begin = end;
-            add_units(v, from, units);
+            add_units<8>(v, units, [&](float(&part)[4], int32_t unit) {
+                const float4 in = __ldcg(reinterpret_cast<const float4*>(from + unit * kCell));
+                part[0] = in.x;
+                part[1] = in.y;
+                part[2] = in.z;
+                part[3] = in.w;
+            });
             from += int64_t{units} * kCell;
         }
         hadamard128(v);
@@ -162,12 +169,21 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::finish_row(int row) const 
     store_row(row, 0, n, tree[0], w_->bias != nullptr);
 }
 
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::finish() {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish() {
     const int first = static_cast<int>(threadIdx.x) / 32;
     if constexpr (kGroups <= 2) {
+        if (args_.units <= 8) {
 #pragma unroll 1
-        for (int task = first; task < 4 * rows_; task += warps()) gather(task / 4, task % 4);
+            for (int task = first; task < (rows_ + 3) / 4 * 4; task += warps()) {
+                gather<8, 4>(task / 4 * 4, task % 4);
+            }
+        } else {
+#pragma unroll 1
+            for (int task = first; task < 4 * rows_; task += warps()) {
+                gather<32, 1>(task / 4, task % 4);
+            }
+        }
         __syncthreads();
     }
 #pragma unroll 1

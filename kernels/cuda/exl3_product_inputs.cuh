@@ -35,9 +35,11 @@ __device__ __forceinline__ void load_rows(float (&v)[kRowsTogether][4], const fl
 // All of the team's inputs (no more than kInputBlocks): every row scaled, rotated and rounded to
 // fp16. A warp takes rows of one block; few blocks share the warps. Nothing is written for rows
 // that there are not: what the tensor core makes of them stays in columns of their own.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_inputs() {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::rotate_inputs() {
     static_assert(kInputBlocks <= kTeamWarps);
+    constexpr int kShift = kHalves ? 2 : 3;
+    static_assert(1 << kShift == kTeamWarps);
     const int shift = steps_ <= 1 ? 0 : steps_ <= 2 ? 1 : steps_ <= 4 ? 2 : 3;
     const int block = warp() & ((1 << shift) - 1);
     const int stride = kTeamWarps >> shift;
@@ -57,7 +59,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_inputs() {
 #pragma unroll 1
     for (int row = first; row < rows_; row += kRowsTogether * stride) {
         float v[kRowsTogether][4] = {};
-        load_rows(v, x, step, (rows_ - row + stride - 1) >> (3 - shift), left);
+        load_rows(v, x, step, (rows_ - row + stride - 1) >> (kShift - shift), left);
 #pragma unroll
         for (int t = 0; t < kRowsTogether; ++t) {
             if (row + t * stride >= rows_) break;
@@ -72,12 +74,12 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::rotate_inputs() {
 }
 
 // The same out of memory, where a kernel before this one has rotated them.
-template <int kBits, bool kMul1, int kGroups>
-__device__ void ProductKernel<kBits, kMul1, kGroups>::copy_inputs(int first, int last) {
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::copy_inputs(int first, int last) {
     constexpr int kTogether = kGroups < 4 ? kGroups : 4;
     wait_for_earlier_kernels();
     const int64_t tiles = args_.rotated_tiles;
-    // 16 bytes a thread: 128 of them are one row group of one block, halves of a team take two.
+    // 16 bytes a thread: 128 of them are one row group of one block.
     const int of_team = opaque(static_cast<int>(threadIdx.x)) % kTeamThreads;
     const int thread = of_team % 128;
     const int half = of_team / 128;
@@ -86,7 +88,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups>::copy_inputs(int first, int
                                        (first_ / 8 * tiles + int64_t{block_} * 8) * 32) +
         thread;
 #pragma unroll 1
-    for (int item = half; item < (min(last, steps_) - first) * (kGroups / kTogether); item += 2) {
+    for (int item = half; item < (min(last, steps_) - first) * (kGroups / kTogether);
+         item += kTeamThreads / 128) {
         const int block = first + item / (kGroups / kTogether);
         const int begin = item % (kGroups / kTogether) * kTogether;
         unsigned char* to = shared_ + inputs_ + block % kInputBlocks * kInputBytes +

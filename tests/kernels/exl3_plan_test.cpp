@@ -79,8 +79,8 @@ TEST(Exl3Plan, AnEmptySegmentHasNoUnits) {
 TEST(Exl3Plan, EveryPlanIsWhole) {
     const auto check = [](const Exl3Plan& plan, const Matrix& w) {
         const int32_t units = units_of(plan.mode, w);
-        EXPECT_GE(plan.ranks * plan.teams * plan.team_units, units);
-        EXPECT_LT((plan.ranks - 1) * plan.teams * plan.team_units, units);
+        EXPECT_GE(plan.ranks * plan.units_of_rank(), units);
+        EXPECT_LT((plan.ranks - 1) * plan.units_of_rank(), units);
         if (plan.mode == ProductMode::segment) {
             EXPECT_EQ(plan.ranks, 1);
             EXPECT_EQ(plan.teams, 1);
@@ -91,9 +91,15 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
         EXPECT_LE(shared_bytes(args, plan.groups, w), kSmallestShared);
         // Who rotates takes all inputs of a team at once, a block of 128 for each warp at most.
         if (plan.rotate_inside) {
-            EXPECT_EQ(args.input_blocks,
-                      std::min<int64_t>(plan.team_units * unit_span(plan.mode), k_blocks(w)));
-            EXPECT_LE(args.input_blocks, kTeamWarps);
+            const int32_t blocks = plan.halves ? 1 : plan.team_units * unit_span(plan.mode);
+            EXPECT_EQ(args.input_blocks, std::min<int64_t>(blocks, k_blocks(w)));
+            EXPECT_LE(args.input_blocks, team_warps(plan.halves));
+        }
+        if (plan.halves) {
+            EXPECT_EQ(plan.mode, ProductMode::group);
+            EXPECT_EQ(plan.teams, kGroupLeaves);
+            EXPECT_LE(plan.groups, kHalvesGroups);
+            EXPECT_EQ(args.stages, 1);
         }
     };
     for (const int64_t k : {128, 640, 1024, 4096, 8192, 18432}) {
@@ -113,7 +119,9 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
 }
 
 TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
-    EXPECT_EQ(plan_exl3(shape(1024, 4096), 8, kProcessors).mode, ProductMode::leaf);
+    EXPECT_EQ(plan_exl3(shape(1024, 4096), 33, kProcessors).mode, ProductMode::leaf);
+    EXPECT_TRUE(plan_exl3(shape(1024, 4096), 8, kProcessors).halves);
+    EXPECT_FALSE(plan_exl3_experts(shape(1024, 4096), 8, 8, 1, kProcessors).halves);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kProcessors).mode, ProductMode::group);
     EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kProcessors).ranks, 1);
     EXPECT_TRUE(plan_exl3(shape(4096, 4096), 17, kProcessors).alone);
