@@ -102,7 +102,8 @@ class ProductKernel {
         return args_.partial + (place() * args_.units + unit) * kCell;
     }
     template <int kBatch, int kWide, class Load>
-    __device__ void add_units(float (&v)[kWide], int32_t units, Load&& load) const;
+    __device__ void add_units(float (&v)[kWide], const float* from, int32_t units,
+                              Load&& load) const;
     template <int kBatch, int kWide>
     __device__ void gather(int row, int quarter) const;
     __device__ void finish_row(int row) const;

@@ -37,28 +37,29 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::is_last() {
     return kept == blocks - 1;
 }
 
-// v += one segment's units in order: leaves into groups, groups into the segment. load(part, unit)
-// reads kWide numbers of a unit; all of a batch are under way together: their latency is what this
-// costs.
+// v += one segment's units in order: leaves into groups, groups into the segment. load(part, at)
+// reads kWide numbers of the unit at `at`; all of a batch are under way together: their latency is
+// what this costs.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 template <int kBatch, int kWide, class Load>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::add_units(float (&v)[kWide],
+                                                                         const float* from,
                                                                          int32_t units,
                                                                          Load&& load) const {
     static_assert(kBatch % kGroupLeaves == 0);
 #pragma unroll 1
-    for (int32_t first = 0; first < units; first += kBatch) {
+    for (; units > 0; units -= kBatch, from += kBatch * kCell) {
         float part[kBatch][kWide];
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-            if (first + u < units) load(part[u], first + u);
+            if (u < units) load(part[u], from + u * kCell);
         }
         float group[kWide] = {};
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-            if (first + u >= units) continue;
-            const bool ends = args_.mode == ProductMode::group || (u + 1) % kGroupLeaves == 0 ||
-                              first + u + 1 == units;
+            if (u >= units) continue;
+            const bool ends =
+                args_.mode == ProductMode::group || (u + 1) % kGroupLeaves == 0 || u + 1 == units;
 #pragma unroll
             for (int i = 0; i < kWide; ++i) {
                 group[i] += part[u][i];
@@ -85,10 +86,10 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::gather(int row, i
         const int32_t units = units_of(args_.mode, end - begin);
         begin = end;
         float v[kWide] = {};
-        add_units<kBatch>(v, units, [&](float(&part)[kWide], int32_t unit) {
+        add_units<kBatch>(v, from, units, [&](float(&part)[kWide], const float* at) {
 #pragma unroll
             for (int i = 0; i < kWide; ++i) {
-                part[i] = row + i < rows_ ? __ldcg(from + unit * kCell + i * exl3::kBlock) : 0.0f;
+                part[i] = row + i < rows_ ? __ldcg(at + i * exl3::kBlock) : 0.0f;
             }
         });
         from += int64_t{units} * kCell;
@@ -140,8 +141,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish_row(int ro
             const int32_t end = segment_end(*w_, s);
             const int32_t units = units_of(args_.mode, end - begin);
             begin = end;
-            add_units<8>(v, units, [&](float(&part)[4], int32_t unit) {
-                const float4 in = __ldcg(reinterpret_cast<const float4*>(from + unit * kCell));
+            add_units<8>(v, from, units, [](float(&part)[4], const float* at) {
+                const float4 in = __ldcg(reinterpret_cast<const float4*>(at));
                 part[0] = in.x;
                 part[1] = in.y;
                 part[2] = in.z;
@@ -173,7 +174,7 @@ template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish() {
     const int first = static_cast<int>(threadIdx.x) / 32;
     if constexpr (kGroups <= 2) {
-        if (args_.units <= 8) {
+        if (kHalves || args_.units <= 8) {
 #pragma unroll 1
             for (int task = first; task < (rows_ + 3) / 4 * 4; task += warps()) {
                 gather<8, 4>(task / 4 * 4, task % 4);
