@@ -87,6 +87,25 @@ TEST_F(CudaProducts, MatchTheCpu) {
     }
 }
 
+// Inputs are rotated before they become fp16: one beyond its range is spread over 128.
+TEST_F(CudaProducts, InputsBeyondTheRangeOfFp16) {
+    const Kind kind{4, Codebook::mcg, Dtype::f32};
+    const Shape shape{384, 1408};
+    const MatrixData data = make(random_, kind, shape.n, shape.k);
+    Uploads uploads(*gpu_);
+    const Matrix matrix = uploads.matrix(data.matrix());
+    for (const int64_t m : {3, 16, 40}) {
+        std::vector<float> x = random_.normals(m * shape.k);
+        for (int64_t r = 0; r < m; ++r) {
+            x[static_cast<size_t>(r * shape.k + r * 37)] = r % 2 == 0 ? 3e5f : -2e5f;
+        }
+        // The outlier's errors add up, as those of one input alone.
+        EXPECT_TRUE(near_enough(run(*gpu_, matrix, x, 4), run(*cpu_, data.matrix(), x, 4),
+                                6 * kGpuExl3RelativeRms))
+            << "m " << m;
+    }
+}
+
 TEST_F(CudaProducts, OneArithmeticPerRow) {
     constexpr int64_t kPool = 160;
     for (const Kind& kind : kinds()) {
