@@ -132,6 +132,8 @@ class CudaBackend final : public Backend {
   private:
     struct MoePass;
 
+    Exl3Device exl3_device() const { return {processors_, kernels_.shared_limit()}; }
+
     // out row r of segment s at out.data + r * row_stride + s * segment_stride.
     void product(const ProductOut& out, View<const float> in, const Matrix& weight);
     void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);

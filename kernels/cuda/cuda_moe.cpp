@@ -172,7 +172,7 @@ void CudaBackend::moe_hidden(const MoePass& pass) {
             if (kind.exl3) {
                 const Matrix like = of_kind(shape.widest, kind);
                 const Exl3Plan plan = plan_exl3_experts(like, pass.pairs(), pass.experts.count,
-                                                        members, processors_, pass.tile_rows / 8);
+                                                        members, exl3_device(), pass.tile_rows / 8);
                 Exl3Product args;
                 args.table = pass.experts.experts;
                 args.member = member;
@@ -223,7 +223,7 @@ void CudaBackend::moe_down(const MoePass& pass, int64_t first_column, int64_t co
         if (kind.exl3) {
             const Matrix like = of_kind(pass.down.widest, kind);
             const Exl3Plan plan = plan_exl3_experts(like, pass.pairs(), pass.experts.count, 1,
-                                                    processors_, pass.tile_rows / 8);
+                                                    exl3_device(), pass.tile_rows / 8);
             Exl3Product args;
             args.table = pass.experts.experts;
             args.member = 2;
@@ -362,7 +362,7 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
         const int64_t pairs = pass.pairs();
         if (pairs > 0 && experts.count > 0) {
             const Exl3Plan plan =
-                plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, processors_);
+                plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, exl3_device());
             pass.tile_rows = tile_rows_for(plan, pass.gate, pass.down);
             Grouping& grouping = pass.grouping;
             grouping.capacity = (grouped_positions(pairs, experts.count) + 7) / 8 * 8;

@@ -64,8 +64,10 @@ void CudaBackend::product(const ProductOut& out, View<const float> in, const Mat
 void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
                               int32_t column_blocks, int64_t tiles, int32_t members) {
     Workspace::Scope scope(workspace_);
-    const Exl3Need need = exl3_need(plan, shape, column_blocks, tiles, members);
+    const Exl3Need need =
+        exl3_need(plan, shape, column_blocks, tiles, members, args.out.by_segment);
     apply_plan(args, plan, shape);
+    args.column_blocks = column_blocks;
     args.partial = scope.take<float>(need.partial);
     args.counters = workspace_.counters(need.counters);
     const dim3 grid(static_cast<unsigned>(column_blocks * plan.column_parts()),
@@ -74,7 +76,7 @@ void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matr
 }
 
 void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
-    Exl3Plan plan = plan_exl3(weight, in.rows, processors_);
+    Exl3Plan plan = plan_exl3(weight, in.rows, exl3_device());
     // The product kernel loads four inputs and four scales at a time.
     if (in.stride % 4 != 0 || reinterpret_cast<uintptr_t>(in.data) % 16 != 0 ||
         reinterpret_cast<uintptr_t>(weight.suh) % 8 != 0) {
@@ -83,7 +85,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
     const auto column_blocks = static_cast<int32_t>(ceil_div(weight.n, exl3::kBlock));
     Exl3Product args;
     args.matrix = weight;
-    const int64_t per_tile = exl3_need(plan, weight, column_blocks, 1, 1).partial;
+    const int64_t per_tile = exl3_need(plan, weight, column_blocks, 1, 1, out.by_segment).partial;
     const int64_t slab =
         std::clamp<int64_t>(kPartialLimit / std::max<int64_t>(per_tile, 1), 1, 65535) * plan.rows();
     for (int64_t first = 0; first < in.rows; first += slab) {

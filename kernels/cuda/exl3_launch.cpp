@@ -3,16 +3,10 @@
 
 namespace quadrille::cuda {
 
-void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
-                 KernelSet& kernels, cudaStream_t stream) {
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
-    require(plan.units_of_rank() * plan.ranks >= args.units, "EXL3 plan of all units");
-    require(!plan.halves || (args.table == nullptr && plan.mode == ProductMode::group &&
-                             plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
-            "EXL3 product in halves: groups of one matrix");
-    int32_t shared = shared_bytes(args, plan.groups, w);
-    if (plan.alone) shared = kernels.shared_alone(shared);
+namespace {
+
+void launch_bits(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
+                 int32_t shared, KernelSet& kernels, cudaStream_t stream) {
     const bool mul1 = w.codebook == Codebook::mul1;
     switch (w.bits) {
         case 1:
@@ -34,6 +28,22 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
         default:
             require(false, "EXL3 matrix of 1 to 8 bits");
     }
+}
+
+}  // namespace
+
+void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
+                 KernelSet& kernels, cudaStream_t stream) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
+    require(plan.units_of_rank() * plan.ranks >= args.units, "EXL3 plan of all units");
+    require(!plan.halves || (args.table == nullptr && plan.mode == ProductMode::group &&
+                             plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
+            "EXL3 product in halves: groups of one matrix");
+    int32_t shared = plan.large ? large_shared_bytes(w.bits) : shared_bytes(args, plan.groups, w);
+    if (plan.alone) shared = kernels.shared_alone(shared);
+    launch_bits(plan, args, grid, w, shared, kernels, stream);
+    if (plan.large && plan.ranks > 1) finish_exl3_large(args, kernels, stream);
 }
 
 }  // namespace quadrille::cuda

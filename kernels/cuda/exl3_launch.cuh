@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/exl3_large.cuh"
 #include "kernels/cuda/exl3_launch.h"
 #include "kernels/cuda/exl3_product.cuh"
 
@@ -17,9 +18,20 @@ void launch_exl3_instance(const Exl3Product& args, dim3 grid, int32_t shared, Ke
                      kernels.overlaps(), stream, args);
 }
 
+// A thread block owns two blocks of columns.
+template <int kBits, bool kMul1>
+void launch_exl3_large(const Exl3Product& args, dim3 grid, int32_t shared, KernelSet& kernels,
+                       cudaStream_t stream) {
+    const auto kernel = exl3_large_kernel<kBits, kMul1>;
+    kernels.allow_shared(kernel, kernels.shared_limit());
+    grid.x = (grid.x + 1) / 2;
+    launch_dependent(kernel, grid, kLargeThreads, shared, kernels.overlaps(), stream, args);
+}
+
 template <int kBits, bool kMul1>
 void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t shared,
                           KernelSet& kernels, cudaStream_t stream) {
+    if (plan.large) return launch_exl3_large<kBits, kMul1>(args, grid, shared, kernels, stream);
     const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
     switch (plan.groups) {
         case 1:

@@ -19,4 +19,7 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, bool 
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
                  KernelSet& kernels, cudaStream_t stream);
 
+// The last step of a product of many rows (exl3_large.cuh) that several ranks have shared.
+void finish_exl3_large(const Exl3Product& args, KernelSet& kernels, cudaStream_t stream);
+
 }  // namespace quadrille::cuda

@@ -41,6 +41,17 @@ inline constexpr int64_t kMostChannels = int64_t{1} << 30;
 QUADRILLE_HOST_DEVICE constexpr int32_t team_warps(bool halves) {
     return halves ? 4 : 8;
 }
+// Thread blocks of many rows (exl3_large.cuh): 16 row groups and 256 columns, 32 of them a warp's.
+// Rows of sums in shared memory lie so that no two lanes of a fragment share a bank.
+inline constexpr int kLargeGroups = 16;
+inline constexpr int kLargeRows = 8 * kLargeGroups;
+inline constexpr int kLargeThreads = 256;
+inline constexpr int kLargeStride = 2 * exl3::kBlock + 4;
+inline constexpr int kLargeSumBytes = kLargeRows * kLargeStride * 4;
+// Leaves of a warp's ring of weights.
+QUADRILLE_HOST_DEVICE constexpr int32_t large_stages(int32_t bits) {
+    return bits <= 4 ? 2 : 1;
+}
 
 // Rows that share the weights of an expert in one thread block: positions [first, first + rows) of
 // the pass's grouped rows; first is a multiple of 8.
@@ -152,18 +163,20 @@ struct Exl3Product {
     int32_t stages = 1;           // of a warp's ring of weights: 128 inputs each
     int32_t input_blocks = 1;     // of a team's inputs
     int32_t first_block = 0;      // columns: the first block of 128
+    int32_t column_blocks = 0;    // and how many
 };
 
 // How a product is launched. Pure host functions of shapes: the same on every machine of a kind.
 struct Exl3Plan {
     ProductMode mode = ProductMode::leaf;
-    int32_t groups = 1;  // 8-row groups of a tile: 1, 2, 4 or 8
+    int32_t groups = 1;  // 8-row groups of a tile: 1, 2, 4 or 8; kLargeGroups
     int32_t teams = 1;
     int32_t team_units = 1;
     int32_t ranks = 1;
     // A thread block takes a group and 64 columns: four small teams a leaf each, added at once.
     bool halves = false;
     bool rotate_inside = false;
+    bool large = false;  // exl3_large.cuh: tiles of kLargeRows rows, no teams
     bool alone = false;  // no two thread blocks on a multiprocessor: there is one for each
 
     int32_t rows() const { return 8 * groups; }
@@ -171,23 +184,35 @@ struct Exl3Plan {
     int32_t column_parts() const { return halves ? 2 : 1; }  // thread blocks of 128 columns
 };
 
-// m rows of one matrix on a device of `processors` multiprocessors.
-Exl3Plan plan_exl3(const Matrix& w, int64_t m, int32_t processors);
+// What of a device decides a plan.
+struct Exl3Device {
+    int32_t processors;  // multiprocessors
+    int32_t shared;      // bytes, the most dynamic shared memory of a thread block
+};
+
+// m rows of one matrix.
+Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device);
 // pairs (row, slot) of `members` matrices of each of `experts` experts shaped like w; in tiles of
 // 8 * groups rows, or as the pairs ask for with groups 0.
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
-                           int32_t processors, int32_t groups = 0);
+                           const Exl3Device& device, int32_t groups = 0);
 
-// Floats of `partial` and numbers of `counters` that a launch over `tiles` row tiles needs.
+// Floats of `partial` and numbers of `counters` that a launch over `tiles` row tiles needs;
+// by_segment: as ProductOut.
 struct Exl3Need {
     int64_t partial = 0;
     int64_t counters = 0;
 };
 Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks, int64_t tiles,
-                   int32_t members);
+                   int32_t members, bool by_segment);
 
 // The fields of a launch that follow from its plan, and its dynamic shared memory in bytes.
 void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w);
 int32_t shared_bytes(const Exl3Product& args, int32_t groups, const Matrix& w);
+// Of a large plan: sums of 256 columns, two leaves of inputs, the warps' rings of weights.
+constexpr int32_t large_shared_bytes(int32_t bits) {
+    constexpr int32_t kInputs = 2 * kLargeRows * exl3::kBlock * 2;
+    return kLargeSumBytes + kInputs + 8 * large_stages(bits) * 16 * 4 * exl3::tile_words(bits);
+}
 
 }  // namespace quadrille::cuda

@@ -11,6 +11,9 @@ namespace {
 
 constexpr int32_t kProcessors = 132;
 constexpr int32_t kSmallestShared = 99 * 1024 - 1024;  // of a thread block, sm_86 to sm_121
+constexpr int32_t kLargestShared = 227 * 1024 - 1024;  // sm_90
+constexpr Exl3Device kDevice{kProcessors, kLargestShared};
+constexpr Exl3Device kSmallDevice{48, kSmallestShared};
 
 Matrix shape(int64_t k, int64_t n, int32_t segments = 1, int32_t bits = 4) {
     Matrix w;
@@ -77,7 +80,7 @@ TEST(Exl3Plan, AnEmptySegmentHasNoUnits) {
 // Whatever the shape: all units have a thread block, none has nothing to do, segments are summed by
 // one team, and the shared memory is there on every device.
 TEST(Exl3Plan, EveryPlanIsWhole) {
-    const auto check = [](const Exl3Plan& plan, const Matrix& w) {
+    const auto check = [](const Exl3Plan& plan, const Matrix& w, const Exl3Device& device) {
         const int32_t units = units_of(plan.mode, w);
         EXPECT_GE(plan.ranks * plan.units_of_rank(), units);
         EXPECT_LT((plan.ranks - 1) * plan.units_of_rank(), units);
@@ -87,8 +90,17 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
         }
         Exl3Product args;
         apply_plan(args, plan, w);
-        EXPECT_EQ(args.units, units);
-        EXPECT_LE(shared_bytes(args, plan.groups, w), kSmallestShared);
+        EXPECT_LE(int{plan.halves} + int{plan.large}, 1);
+        if (plan.large) {
+            EXPECT_EQ(plan.rows(), kLargeRows);
+            EXPECT_EQ(plan.teams, 1);
+            EXPECT_FALSE(plan.rotate_inside);
+            EXPECT_EQ(plan.mode == ProductMode::segment, plan.ranks == 1);
+            EXPECT_LE(large_shared_bytes(w.bits), device.shared);
+        } else {
+            EXPECT_EQ(args.units, units);
+            EXPECT_LE(shared_bytes(args, plan.groups, w), kSmallestShared);
+        }
         // Who rotates takes all inputs of a team at once, a block of 128 for each warp at most.
         if (plan.rotate_inside) {
             const int32_t blocks = plan.halves ? 1 : plan.team_units * unit_span(plan.mode);
@@ -107,10 +119,12 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
             for (int32_t bits = 1; bits <= 8; ++bits) {
                 for (const int32_t segments : {1, 2, 4}) {
                     const Matrix w = shape(k, n, segments, bits);
-                    for (const int64_t m : {1, 8, 9, 17, 33, 512, 4096}) {
-                        check(plan_exl3(w, m, kProcessors), w);
-                        check(plan_exl3(w, m, 48), w);
-                        check(plan_exl3_experts(w, m, 288, 2, kProcessors), w);
+                    for (const int64_t m : {1, 8, 9, 17, 33, 65, 129, 512, 4096}) {
+                        for (const Exl3Device& device : {kDevice, kSmallDevice}) {
+                            check(plan_exl3(w, m, device), w, device);
+                            check(plan_exl3_experts(w, m, 288, 2, device), w, device);
+                            check(plan_exl3_experts(w, 64 * m, 288, 2, device), w, device);
+                        }
                     }
                 }
             }
@@ -118,48 +132,89 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
     }
 }
 
+// Weights decoded once for up to 128 rows: where there are rows for it, and the shared memory.
+TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
+    for (int32_t bits = 1; bits <= 8; ++bits) {
+        const Matrix w = shape(4096, 8192, 1, bits);
+        EXPECT_FALSE(plan_exl3(w, 64, kDevice).large);
+        for (const int64_t m : {65, 128, 129, 257, 512, 2048}) {
+            EXPECT_TRUE(plan_exl3(w, m, kDevice).large) << m;
+            EXPECT_FALSE(plan_exl3(w, m, {kProcessors, large_shared_bytes(bits) - 1}).large) << m;
+            EXPECT_FALSE(plan_exl3(w, m, kSmallDevice).large) << m;
+        }
+    }
+    // One thread block for every 256 columns and 128 rows, or some for the inputs too.
+    EXPECT_EQ(plan_exl3(shape(4096, 8192), 512, kDevice).ranks, 1);
+    EXPECT_EQ(plan_exl3(shape(4096, 77440), 512, kDevice).ranks, 1);
+    EXPECT_EQ(plan_exl3(shape(4096, 1024), 512, kDevice).ranks, 8);
+    EXPECT_EQ(plan_exl3(shape(4096, 1024), 512, kDevice).mode, ProductMode::group);
+}
+
+TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
+    const Matrix w = shape(4096, 1024, 1, 2);
+    EXPECT_FALSE(plan_exl3_experts(w, 24, 288, 2, kDevice).large);
+    EXPECT_FALSE(plan_exl3_experts(w, 8192, 288, 2, kDevice).large);
+    EXPECT_TRUE(plan_exl3_experts(w, 32768, 288, 2, kDevice).large);
+    EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kSmallDevice).large);
+    // Tiles that other kernels share are taken as they are.
+    EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kDevice, 8).large);
+    EXPECT_TRUE(plan_exl3_experts(w, 24, 288, 1, kDevice, kLargeGroups).large);
+    EXPECT_EQ(plan_exl3_experts(shape(1024, 4096, 4), 24, 288, 1, kDevice, kLargeGroups).mode,
+              ProductMode::segment);
+}
+
 TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
-    EXPECT_EQ(plan_exl3(shape(1024, 4096), 33, kProcessors).mode, ProductMode::leaf);
-    EXPECT_TRUE(plan_exl3(shape(1024, 4096), 8, kProcessors).halves);
-    EXPECT_FALSE(plan_exl3_experts(shape(1024, 4096), 8, 8, 1, kProcessors).halves);
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kProcessors).mode, ProductMode::group);
-    EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kProcessors).ranks, 1);
-    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 17, kProcessors).alone);
-    EXPECT_FALSE(plan_exl3(shape(4096, 4096), 16, kProcessors).alone);
-    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, kProcessors).alone);
-    EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kProcessors).rotate_inside);
-    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 16, kProcessors).rotate_inside);
-    EXPECT_TRUE(plan_exl3(shape(4096, 8192, 1, 2), 16, kProcessors).rotate_inside);
-    EXPECT_FALSE(plan_exl3(shape(4096, 1024), 17, kProcessors).rotate_inside);
-    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kProcessors).rotate_inside);
+    EXPECT_EQ(plan_exl3(shape(1024, 4096), 33, kDevice).mode, ProductMode::leaf);
+    EXPECT_TRUE(plan_exl3(shape(1024, 4096), 8, kDevice).halves);
+    EXPECT_FALSE(plan_exl3_experts(shape(1024, 4096), 8, 8, 1, kDevice).halves);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kDevice).mode, ProductMode::group);
+    EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kDevice).ranks, 1);
+    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 17, kDevice).alone);
+    EXPECT_FALSE(plan_exl3(shape(4096, 4096), 16, kDevice).alone);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, kDevice).alone);
+    EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kDevice).rotate_inside);
+    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 16, kDevice).rotate_inside);
+    EXPECT_TRUE(plan_exl3(shape(4096, 8192, 1, 2), 16, kDevice).rotate_inside);
+    EXPECT_FALSE(plan_exl3(shape(4096, 1024), 17, kDevice).rotate_inside);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kDevice).rotate_inside);
 }
 
 // Prefill with many experts: scratch for every group of every tile would be gigabytes.
 TEST(Exl3Plan, ManyTilesKeepOneSumEach) {
     const Matrix w = shape(4096, 1024, 1, 2);
-    EXPECT_EQ(plan_exl3_experts(w, 8192, 288, 2, kProcessors).mode, ProductMode::segment);
-    EXPECT_NE(plan_exl3_experts(w, 512, 288, 2, kProcessors).mode, ProductMode::segment);
-    EXPECT_NE(plan_exl3(w, 4096, kProcessors).mode, ProductMode::segment);
+    EXPECT_EQ(plan_exl3_experts(w, 8192, 288, 2, kDevice).mode, ProductMode::segment);
+    EXPECT_NE(plan_exl3_experts(w, 512, 288, 2, kDevice).mode, ProductMode::segment);
+    EXPECT_NE(plan_exl3(w, 4096, kSmallDevice).mode, ProductMode::segment);
 }
 
 TEST(Exl3Plan, RowGroupsFitTheRows) {
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 8, kProcessors).groups, 1);
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 9, kProcessors).groups, 2);
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 17, kProcessors).groups, 4);
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 33, kProcessors).groups, 8);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 8, kDevice).groups, 1);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 9, kDevice).groups, 2);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 17, kDevice).groups, 4);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 33, kDevice).groups, 8);
     // 24 pairs of 288 experts: about one row each; 57344: about 200.
-    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kProcessors).groups, 1);
-    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 57344, 288, 2, kProcessors).groups, 8);
-    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kProcessors, 8).groups, 8);
+    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kDevice).groups, 1);
+    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 57344, 288, 2, kSmallDevice).groups, 8);
+    EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kDevice, 8).groups, 8);
 }
 
 TEST(Exl3Plan, ScratchHoldsEveryUnit) {
     Exl3Plan plan;
     plan.groups = 8;
     plan.mode = ProductMode::group;
-    const Exl3Need need = exl3_need(plan, shape(1536, 640), 5, 2, 1);
+    const Exl3Need need = exl3_need(plan, shape(1536, 640), 5, 2, 1, false);
     EXPECT_EQ(need.counters, 10);
     EXPECT_EQ(need.partial, 10 * 3 * 64 * 128);
+    // Large tiles: every group where ranks share the inputs, else what the tree of four waits for.
+    plan.large = true;
+    plan.groups = kLargeGroups;
+    plan.ranks = 3;
+    EXPECT_EQ(exl3_need(plan, shape(1536, 640), 5, 2, 1, false).partial, 10 * 3 * 128 * 128);
+    plan.ranks = 1;
+    plan.mode = ProductMode::segment;
+    EXPECT_EQ(exl3_need(plan, shape(1536, 640, 2), 5, 2, 1, false).partial, 0);
+    EXPECT_EQ(exl3_need(plan, shape(1536, 640, 4), 5, 2, 1, true).partial, 0);
+    EXPECT_EQ(exl3_need(plan, shape(1536, 640, 4), 5, 2, 2, false).partial, 20 * 128 * 128);
 }
 
 }  // namespace
