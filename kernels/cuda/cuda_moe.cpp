@@ -14,8 +14,11 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int64_t kPairs = 8192;                    // of a slab: bounds the scratch
-constexpr int64_t kPairFloats = int64_t{32} << 20;  // of the down products held at once
+// Pairs of a slab: bound the scratch, about 36 KB a pair with 4096 hidden and 2048 expert channels.
+// Large tiles want a hundred rows an expert (exl3_large.cuh).
+constexpr int64_t kPairs = 8192;
+constexpr int64_t kPairsLarge = 32768;
+constexpr int64_t kPairFloats = int64_t{64} << 20;  // of the down products held at once
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -351,7 +354,10 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
     pass.up = member_of(table, 1);
     pass.down = member_of(table, 2);
     require(table.empty() || pass.down.n == out.cols, "moe: experts as wide as out");
-    const int64_t slab = std::max<int64_t>(kPairs / std::max<int64_t>(ids.cols, 1), 1);
+    const bool large = !pass.gate.has_native() && !pass.down.has_native() &&
+                       exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits);
+    const int64_t slab =
+        std::max<int64_t>((large ? kPairsLarge : kPairs) / std::max<int64_t>(ids.cols, 1), 1);
     for (int64_t first = 0; first < in.rows; first += slab) {
         const int64_t rows = std::min(slab, in.rows - first);
         Workspace::Scope scope(workspace_);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 
 namespace quadrille::test {
@@ -77,7 +78,7 @@ TEST_F(CudaProducts, MatchTheCpu) {
             if (shape.n % 4 == 0) data.cut_segments(shape.n % 8 == 0 ? 4 : 2);
             Uploads uploads(*gpu_);
             const Matrix matrix = uploads.matrix(data.matrix());
-            for (const int64_t m : {1, 5, 17, 70}) {
+            for (const int64_t m : {1, 5, 17, 70, 130}) {
                 const std::vector<float> x = random_.normals(m * shape.k);
                 EXPECT_TRUE(near_enough(run(*gpu_, matrix, x), run(*cpu_, data.matrix(), x),
                                         kind.allowed(shape.k)))
@@ -130,12 +131,78 @@ TEST_F(CudaProducts, OneArithmeticPerRow) {
     }
 }
 
+// Rows [first, first + count) of x.
+std::vector<float> rows_of(const std::vector<float>& x, int64_t cols, int64_t first,
+                           int64_t count) {
+    const auto from = x.begin() + first * cols;
+    return {from, from + count * cols};
+}
+
+// The product of all rows, not more than 57 at a time.
+std::vector<float> few_at_a_time(Backend& backend, const Matrix& matrix,
+                                 const std::vector<float>& x) {
+    std::vector<float> out;
+    const int64_t m = std::ssize(x) / matrix.k;
+    for (int64_t first = 0; first < m; first += 57) {
+        const auto part =
+            run(backend, matrix, rows_of(x, matrix.k, first, std::min<int64_t>(57, m - first)));
+        out.insert(out.end(), part.begin(), part.end());
+    }
+    return out;
+}
+
+// Tiles of 128 rows and 256 columns, whole and cut short on every side; thread blocks that take all
+// inputs and some that share them (Exl3Plan.ShapesOfTestsTakeLargeTiles).
+TEST_F(CudaProducts, ManyRowsHaveTheBitsOfOne) {
+    struct Case {
+        Shape shape;
+        int32_t segments;
+        Kind kind;
+    };
+    constexpr int64_t kPool = 513;
+    for (const Case& one : {Case{{8500, 384}, 1, {2, Codebook::mcg, Dtype::f32}},
+                            Case{{2600, 2000}, 1, {5, Codebook::three_inst, Dtype::f32}},
+                            Case{{2150, 1664}, 2, {4, Codebook::mul1, Dtype::f32}},
+                            Case{{4200, 1408}, 4, {2, Codebook::mul1, Dtype::f32}}}) {
+        const auto [n, k] = one.shape;
+        MatrixData data = make(random_, one.kind, n, k);
+        if (one.segments != 2) data.add_bias(random_);
+        data.cut_segments(one.segments);
+        Uploads uploads(*gpu_);
+        const Matrix matrix = uploads.matrix(data.matrix());
+        const std::vector<float> pool = random_.normals(kPool * k);
+        const std::vector<float> expected = few_at_a_time(*gpu_, matrix, pool);
+        SCOPED_TRACE(fmt::format("n {} k {} segments {}", n, k, one.segments));
+        for (const int64_t r : {int64_t{0}, int64_t{31}, int64_t{200}, kPool - 1}) {
+            EXPECT_TRUE(
+                same(run(*gpu_, matrix, rows_of(pool, k, r, 1)), rows_of(expected, n, r, 1)))
+                << "row " << r;
+        }
+        for (const int64_t m : {64, 65, 97, 127, 128, 129, 255, 257, 512, 513}) {
+            const auto found = run(*gpu_, matrix, rows_of(pool, k, kPool - m, m), m % 3 * 4);
+            EXPECT_TRUE(same(found, rows_of(expected, n, kPool - m, m))) << "m " << m;
+        }
+    }
+}
+
+TEST_F(CudaProducts, ManyRowsOfEveryKind) {
+    for (const Kind& kind : kinds()) {
+        const Shape shape{4200, 640};
+        MatrixData data = make(random_, kind, shape.n, shape.k);
+        data.cut_segments(kind.bits % 2 == 0 ? 1 : 4);
+        Uploads uploads(*gpu_);
+        const Matrix matrix = uploads.matrix(data.matrix());
+        const std::vector<float> x = random_.normals(300 * shape.k);
+        EXPECT_TRUE(same(run(*gpu_, matrix, x), few_at_a_time(*gpu_, matrix, x))) << kind.text();
+    }
+}
+
 TEST_F(CudaProducts, SlicesOfTheOutputsHaveTheBitsOfTheWhole) {
     for (const Kind& kind : kinds()) {
         const Shape shape{500, 1408};
         MatrixData data = make(random_, kind, shape.n, shape.k);
         data.add_bias(random_);
-        for (const int64_t m : {3, 40}) {
+        for (const int64_t m : {3, 40, 140}) {
             const std::vector<float> x = random_.normals(m * shape.k);
             Uploads uploads(*gpu_);
             const auto whole = run(*gpu_, uploads.matrix(data.matrix()), x);
@@ -160,7 +227,7 @@ TEST_F(CudaProducts, RanksGiveTheBitsOfTheWhole) {
         MatrixData data = make(random_, kind, 256, k);
         data.cut_segments(4);
         const Matrix whole = data.matrix();
-        for (const int64_t m : {2, 24, 80}) {
+        for (const int64_t m : {2, 24, 80, 300}) {
             const std::vector<float> x = random_.normals(m * k);
             Uploads uploads(*gpu_);
             const auto expected = run(*gpu_, uploads.matrix(whole), x);
@@ -196,7 +263,7 @@ TEST_F(CudaProducts, RepeatedRunsHaveTheSameBits) {
         const MatrixData data = make(random_, kind, 1024, 4096);
         Uploads uploads(*gpu_);
         const Matrix matrix = uploads.matrix(data.matrix());
-        for (const int64_t m : {1, 8, 20, 64}) {
+        for (const int64_t m : {1, 8, 20, 64, 200}) {
             const std::vector<float> x = random_.normals(m * 4096);
             const auto first = run(*gpu_, matrix, x);
             for (int i = 0; i < 5; ++i) EXPECT_TRUE(same(run(*gpu_, matrix, x), first));

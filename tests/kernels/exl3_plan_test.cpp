@@ -150,6 +150,22 @@ TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
     EXPECT_EQ(plan_exl3(shape(4096, 1024), 512, kDevice).mode, ProductMode::group);
 }
 
+// Shapes that cuda_products_test and cuda_moe_test rely on.
+TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
+    for (const int64_t m : {129, 257, 512, 513}) {
+        const Exl3Plan whole = plan_exl3(shape(384, 8576), m, kDevice);
+        EXPECT_TRUE(whole.large && whole.ranks == 1) << m;
+        for (const Matrix& w : {shape(2048, 2688), shape(1664, 2176, 2)}) {
+            const Exl3Plan shared = plan_exl3(w, m, kDevice);
+            EXPECT_TRUE(shared.large && shared.ranks > 1) << m;
+        }
+        EXPECT_TRUE(plan_exl3(shape(1408, 4224, 4), m, kDevice).large) << m;
+    }
+    EXPECT_EQ(plan_exl3(shape(1408, 4224, 4), 512, kDevice).ranks, 1);
+    EXPECT_TRUE(plan_exl3(shape(640, 4224), 300, kDevice).large);
+    EXPECT_TRUE(plan_exl3_experts(shape(384, 1152, 1, 2), 1400, 3, 2, kDevice).large);
+}
+
 TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
     const Matrix w = shape(4096, 1024, 1, 2);
     EXPECT_FALSE(plan_exl3_experts(w, 24, 288, 2, kDevice).large);
