@@ -7,9 +7,14 @@
 
 namespace quadrille::cuda {
 
+__device__ __forceinline__ uint32_t shared_address(const void* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    copy_async_16(shared_address(shared), global);
 }
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -138,7 +138,7 @@ __device__ void LargeKernel<kBits, kMul1>::fill(int step) const {
                                     ((b_.block + step) * 8 + lane() / 4) * row_bytes +
                                     (column_block() * 8 + warp() % 4 * 2) * (4 * kTileWords) +
                                     lane() % 4 * 16;
-        unsigned char* to = shared_ + ring() + step % kStages * (4 * kStageWords) +
+        const uint32_t to = shared_address(shared_) + ring() + step % kStages * (4 * kStageWords) +
                             lane() / 4 * (8 * kTileWords) + lane() % 4 * 16;
 #pragma unroll
         for (int i = 0; i < kBits; ++i) copy_async_16(to + 64 * i, from + 64 * i);
@@ -146,23 +146,24 @@ __device__ void LargeKernel<kBits, kMul1>::fill(int step) const {
     copy_async_commit();
 }
 
-// Starts the copies of a leaf's inputs: 16 bytes a thread, 128 threads for eight rows.
+// Starts the copies of a leaf's inputs: a warp takes the rows of every eighth group.
 template <int kBits, bool kMul1>
 __device__ void LargeKernel<kBits, kMul1>::copy_inputs(int step) const {
     if (step < b_.steps) {
-        const int thread = static_cast<int>(threadIdx.x) % 128;
-        const int first = static_cast<int>(threadIdx.x) / 128;
-        unsigned char* to =
-            shared_ + kLargeSumBytes + step % 2 * kInputBytes + first * kGroupBytes + thread * 16;
         const int64_t stride = args_.rotated_tiles * 256;
         const unsigned char* from =
             reinterpret_cast<const unsigned char*>(args_.rotated +
                                                    member() * args_.rotated_stride) +
-            (b_.first / 8 + first) * stride + int64_t{b_.block + step} * kGroupBytes + thread * 16;
-        const int groups = (b_.rows + 7) / 8;
+            (b_.first / 8 + warp()) * stride + int64_t{b_.block + step} * kGroupBytes + lane() * 16;
+        const uint32_t to = shared_address(shared_) + kLargeSumBytes + step % 2 * kInputBytes +
+                            warp() * kGroupBytes + lane() * 16;
 #pragma unroll
-        for (int g = 0; g < kLargeGroups; g += 2) {
-            if (g + first < groups) copy_async_16(to + g * kGroupBytes, from + g * stride);
+        for (int g = 0; g < kLargeGroups; g += 8) {
+            if (8 * (g + warp()) >= b_.rows) break;
+#pragma unroll
+            for (int i = 0; i < kGroupBytes; i += 512) {
+                copy_async_16(to + g * kGroupBytes + i, from + g * stride + i);
+            }
         }
     }
     copy_async_commit();
