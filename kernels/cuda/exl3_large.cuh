@@ -59,10 +59,17 @@ class LargeKernel {
     __device__ int32_t rank() const {
         return static_cast<int32_t>(blockIdx.z) - member() * args_.ranks;
     }
-    __device__ int64_t tile() const { return int64_t{member()} * gridDim.y + blockIdx.y; }
-    __device__ int32_t column() const {  // block of 128 of the launch, of the half
-        return 2 * static_cast<int32_t>(blockIdx.x) + half();
+    // Neighbours in time share the weights of one matrix, which are the most of its bytes; of
+    // experts, whose rows are, the inputs.
+    __device__ int32_t row_tile() const {
+        return static_cast<int32_t>(args_.table == nullptr ? blockIdx.x : blockIdx.y);
     }
+    __device__ int32_t column_pair() const {
+        return static_cast<int32_t>(args_.table == nullptr ? blockIdx.y : blockIdx.x);
+    }
+    __device__ int64_t tile() const { return int64_t{member()} * gridDim.y + row_tile(); }
+    // Block of 128 columns of the launch, of the half.
+    __device__ int32_t column() const { return 2 * column_pair() + half(); }
     __device__ int32_t column_block() const { return args_.first_block + column(); }
     __device__ bool works() const {
         return column() < args_.column_blocks && column_block() * exl3::kBlock < b_.w.n;
@@ -89,7 +96,7 @@ class LargeKernel {
 
 template <int kBits, bool kMul1>
 __device__ bool LargeKernel<kBits, kMul1>::locate() const {
-    const int32_t y = static_cast<int32_t>(blockIdx.y);
+    const int32_t y = row_tile();
     const Matrix* source = &args_.matrix;
     int32_t first = y * kLargeRows;
     int32_t rows = min(kLargeRows, args_.m - first);
@@ -110,7 +117,7 @@ __device__ bool LargeKernel<kBits, kMul1>::locate() const {
     __syncthreads();
     const Matrix& w = b_.w;
     if (w.trellis == nullptr || w.bits != kBits || (w.codebook == Codebook::mul1) != kMul1 ||
-        (args_.first_block + 2 * static_cast<int32_t>(blockIdx.x)) * exl3::kBlock >= w.n) {
+        (args_.first_block + 2 * column_pair()) * exl3::kBlock >= w.n) {
         return false;
     }
     if (threadIdx.x == 0) {
@@ -173,7 +180,8 @@ __device__ void LargeKernel<kBits, kMul1>::copy_inputs(int step) const {
 template <int kBits, bool kMul1>
 __device__ void LargeKernel<kBits, kMul1>::begin(int step) const {
     copy_async_wait<1>();  // the inputs of the step; a later fill may be under way
-    __syncthreads();
+    // Not __syncthreads(): the halves come here from two places.
+    asm volatile("bar.sync %0, %1;" ::"n"(1), "n"(kLargeThreads) : "memory");
     copy_inputs(step + 1);
 }
 

@@ -18,13 +18,14 @@ void launch_exl3_instance(const Exl3Product& args, dim3 grid, int32_t shared, Ke
                      kernels.overlaps(), stream, args);
 }
 
-// A thread block owns two blocks of columns.
+// A thread block owns two blocks of columns; which index of the grid they are: row_tile().
 template <int kBits, bool kMul1>
 void launch_exl3_large(const Exl3Product& args, dim3 grid, int32_t shared, KernelSet& kernels,
                        cudaStream_t stream) {
     const auto kernel = exl3_large_kernel<kBits, kMul1>;
     kernels.allow_shared(kernel, kernels.shared_limit());
     grid.x = (grid.x + 1) / 2;
+    if (args.table == nullptr) grid = dim3(grid.y, grid.x, grid.z);
     launch_dependent(kernel, grid, kLargeThreads, shared, kernels.overlaps(), stream, args);
 }
 
