@@ -359,8 +359,9 @@ __global__ void __launch_bounds__(kLargeThreads, 1)
     // Devices of other architectures have too little shared memory for it.
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
     extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ LargeBlock block;
-    LargeKernel<kBits, kMul1>(args, shared, block).run();
+    // Bytes: what has initialisers cannot be shared.
+    __shared__ __align__(16) unsigned char block[sizeof(LargeBlock)];
+    LargeKernel<kBits, kMul1>(args, shared, *reinterpret_cast<LargeBlock*>(block)).run();
 #endif
 }
 
