@@ -98,7 +98,7 @@ TEST_F(CudaProducts, InputsBeyondTheRangeOfFp16) {
     for (const int64_t m : {3, 16, 40}) {
         std::vector<float> x = random_.normals(m * shape.k);
         for (int64_t r = 0; r < m; ++r) {
-            x[static_cast<size_t>(r * shape.k + r * 37)] = r % 2 == 0 ? 3e5f : -2e5f;
+            x[static_cast<size_t>(r * shape.k + r * 37 % shape.k)] = r % 2 == 0 ? 3e5f : -2e5f;
         }
         // The outlier's errors add up, as those of one input alone.
         EXPECT_TRUE(near_enough(run(*gpu_, matrix, x, 4), run(*cpu_, data.matrix(), x, 4),
