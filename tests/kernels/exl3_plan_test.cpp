@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cut of EXL3 products: what is pure host code of the CUDA backend.
+#include "kernels/cuda/exl3_cost.h"
 #include "kernels/cuda/exl3_product.h"
 
 #include <gtest/gtest.h>
@@ -14,6 +15,10 @@ constexpr int32_t kSmallestShared = 99 * 1024 - 1024;  // of a thread block, sm_
 constexpr int32_t kLargestShared = 227 * 1024 - 1024;  // sm_90
 constexpr Exl3Device kDevice{kProcessors, kLargestShared};
 constexpr Exl3Device kSmallDevice{48, kSmallestShared};
+// As kDevice, but for a byte that large tiles need.
+constexpr Exl3Device without_large(int32_t bits) {
+    return {kProcessors, large_shared_bytes(bits) - 1};
+}
 
 Matrix shape(int64_t k, int64_t n, int32_t segments = 1, int32_t bits = 4) {
     Matrix w;
@@ -119,8 +124,9 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
             for (int32_t bits = 1; bits <= 8; ++bits) {
                 for (const int32_t segments : {1, 2, 4}) {
                     const Matrix w = shape(k, n, segments, bits);
-                    for (const int64_t m : {1, 8, 9, 17, 33, 65, 129, 512, 4096}) {
-                        for (const Exl3Device& device : {kDevice, kSmallDevice}) {
+                    for (const int64_t m : {1, 8, 9, 17, 32, 33, 65, 129, 512, 4096}) {
+                        for (const Exl3Device& device :
+                             {kDevice, kSmallDevice, without_large(bits)}) {
                             check(plan_exl3(w, m, device), w, device);
                             check(plan_exl3_experts(w, m, 288, 2, device), w, device);
                             check(plan_exl3_experts(w, 64 * m, 288, 2, device), w, device);
@@ -135,33 +141,53 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
 // Weights decoded once for up to 128 rows: where there are rows for it, and the shared memory.
 TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
     for (int32_t bits = 1; bits <= 8; ++bits) {
-        const Matrix w = shape(4096, 8192, 1, bits);
-        EXPECT_FALSE(plan_exl3(w, 64, kDevice).large);
-        for (const int64_t m : {65, 128, 129, 257, 512, 2048}) {
-            EXPECT_TRUE(plan_exl3(w, m, kDevice).large) << m;
-            EXPECT_FALSE(plan_exl3(w, m, {kProcessors, large_shared_bytes(bits) - 1}).large) << m;
-            EXPECT_FALSE(plan_exl3(w, m, kSmallDevice).large) << m;
+        for (const Matrix& w :
+             {shape(4096, 8192, 1, bits), shape(8192, 4096, 1, bits), shape(4096, 4096, 1, bits)}) {
+            for (const int64_t m : {1, 8, 16}) EXPECT_FALSE(plan_exl3(w, m, kDevice).large) << m;
+            for (const int64_t m : {17, 32, 33, 64, 65, 128, 129, 257, 512, 2048}) {
+                EXPECT_TRUE(plan_exl3(w, m, kDevice).large) << m;
+                EXPECT_FALSE(plan_exl3(w, m, without_large(bits)).large) << m;
+                EXPECT_FALSE(plan_exl3(w, m, kSmallDevice).large) << m;
+            }
         }
     }
-    // One thread block for every 256 columns and 128 rows, or some for the inputs too.
+    // One thread block for every 256 columns and 128 rows where those keep the device busy, or
+    // some for the inputs too: no more of them than have something to do.
     EXPECT_EQ(plan_exl3(shape(4096, 8192), 512, kDevice).ranks, 1);
     EXPECT_EQ(plan_exl3(shape(4096, 77440), 512, kDevice).ranks, 1);
     EXPECT_EQ(plan_exl3(shape(4096, 1024), 512, kDevice).ranks, 8);
     EXPECT_EQ(plan_exl3(shape(4096, 1024), 512, kDevice).mode, ProductMode::group);
+    EXPECT_EQ(plan_exl3(shape(8192, 4096), 32, kDevice).ranks, 8);
+}
+
+// However a product is cut, a row more never makes it cheaper.
+TEST(Exl3Plan, CostsGrowWithTheRows) {
+    for (const Matrix& w : {shape(4096, 1024), shape(1024, 4096), shape(4096, 8192, 4, 6)}) {
+        for (const bool large : {false, true}) {
+            double last = 0.0;
+            for (int64_t rows = 1; rows <= 64; ++rows) {
+                const Exl3Plan plan =
+                    plan_exl3(w, large ? 512 : 64, large ? kDevice : without_large(w.bits));
+                ASSERT_EQ(plan.large, large);
+                const Exl3Work work{w, w.n_padded / 128, rows, rows, kProcessors, false};
+                const double cost = exl3_cost(plan, work);
+                EXPECT_GE(cost, last);
+                last = cost;
+            }
+        }
+    }
 }
 
 // Shapes that cuda_products_test and cuda_moe_test rely on.
 TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
-    for (const int64_t m : {129, 257, 512, 513}) {
-        const Exl3Plan whole = plan_exl3(shape(384, 8576), m, kDevice);
+    for (const int64_t m : {129, 255, 512, 513}) {
+        const Exl3Plan whole = plan_exl3(shape(384, 12800), m, kDevice);
         EXPECT_TRUE(whole.large && whole.ranks == 1) << m;
-        for (const Matrix& w : {shape(2048, 2688), shape(1664, 2176, 2)}) {
+        for (const Matrix& w : {shape(2048, 2688), shape(1664, 2176, 2), shape(1408, 4224, 4)}) {
             const Exl3Plan shared = plan_exl3(w, m, kDevice);
             EXPECT_TRUE(shared.large && shared.ranks > 1) << m;
         }
-        EXPECT_TRUE(plan_exl3(shape(1408, 4224, 4), m, kDevice).large) << m;
     }
-    EXPECT_EQ(plan_exl3(shape(1408, 4224, 4), 512, kDevice).ranks, 1);
     EXPECT_TRUE(plan_exl3(shape(640, 4224), 300, kDevice).large);
     EXPECT_TRUE(plan_exl3_experts(shape(384, 1152, 1, 2), 1400, 3, 2, kDevice).large);
 }
@@ -180,19 +206,50 @@ TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
 }
 
 TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
-    EXPECT_EQ(plan_exl3(shape(1024, 4096), 33, kDevice).mode, ProductMode::leaf);
-    EXPECT_TRUE(plan_exl3(shape(1024, 4096), 8, kDevice).halves);
-    EXPECT_FALSE(plan_exl3_experts(shape(1024, 4096), 8, 8, 1, kDevice).halves);
+    EXPECT_EQ(plan_exl3(shape(1024, 4096), 33, without_large(4)).mode, ProductMode::leaf);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kDevice).mode, ProductMode::group);
-    EXPECT_EQ(plan_exl3(shape(4096, 77440), 1, kDevice).ranks, 1);
-    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 17, kDevice).alone);
-    EXPECT_FALSE(plan_exl3(shape(4096, 4096), 16, kDevice).alone);
-    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, kDevice).alone);
-    EXPECT_TRUE(plan_exl3(shape(4096, 1024), 8, kDevice).rotate_inside);
-    EXPECT_TRUE(plan_exl3(shape(4096, 4096), 16, kDevice).rotate_inside);
-    EXPECT_TRUE(plan_exl3(shape(4096, 8192, 1, 2), 16, kDevice).rotate_inside);
-    EXPECT_FALSE(plan_exl3(shape(4096, 1024), 17, kDevice).rotate_inside);
+    EXPECT_LE(plan_exl3(shape(4096, 77440), 8, kDevice).ranks, 2);
+    for (const Matrix& w : {shape(1024, 4096), shape(4096, 1024), shape(4096, 2048)}) {
+        for (const int64_t m : {1, 3, 8, 16}) EXPECT_TRUE(plan_exl3(w, m, kDevice).halves) << m;
+        for (const int64_t m : {17, 64}) {
+            EXPECT_FALSE(plan_exl3(w, m, without_large(4)).halves) << m;
+        }
+        EXPECT_FALSE(plan_exl3_experts(w, 8, 8, 1, kDevice).halves);
+    }
+    EXPECT_TRUE(plan_exl3(shape(8192, 4096), 16, kDevice).halves);
+    EXPECT_FALSE(plan_exl3(shape(4096, 8192), 16, kDevice).halves);
+}
+
+// A kernel before the product rotates the inputs of wide matrices, the product itself those of
+// narrow ones, which few thread blocks rotate again.
+TEST(Exl3Plan, InputsRotateWhereThatIsCheaper) {
+    for (const int64_t m : {1, 8, 16}) {
+        for (const int64_t n : {1024, 2048, 4096}) {
+            EXPECT_TRUE(plan_exl3(shape(4096, n), m, kDevice).rotate_inside) << m << " " << n;
+        }
+    }
+    EXPECT_TRUE(plan_exl3(shape(1024, 4096), 32, without_large(4)).rotate_inside);
+    EXPECT_TRUE(plan_exl3(shape(1024, 4096), 64, without_large(4)).rotate_inside);
+    EXPECT_FALSE(plan_exl3(shape(8192, 4096), 16, kDevice).rotate_inside);
+    EXPECT_FALSE(plan_exl3(shape(8192, 4096), 64, without_large(4)).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kDevice).rotate_inside);
+    EXPECT_FALSE(plan_exl3_experts(shape(4096, 1024), 8, 8, 1, kDevice).rotate_inside);
+}
+
+// Where there is a multiprocessor for each and they would gather: behind a kernel that rotates.
+TEST(Exl3Plan, ThreadBlocksStandAloneBehindAKernel) {
+    for (const int64_t k : {1024, 4096, 8192}) {
+        for (const int64_t n : {1024, 4096, 8192, 77440}) {
+            for (const int64_t m : {1, 16, 17, 64, 200}) {
+                const Exl3Plan plan = plan_exl3(shape(k, n), m, without_large(4));
+                const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
+                const int64_t blocks = n / 128 * tiles * plan.ranks * plan.column_parts();
+                EXPECT_EQ(plan.alone, !plan.rotate_inside && blocks <= kProcessors);
+            }
+        }
+    }
+    EXPECT_TRUE(plan_exl3(shape(8192, 4096), 32, without_large(4)).alone);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, without_large(4)).alone);
 }
 
 // Prefill with many experts: scratch for every group of every tile would be gigabytes.
@@ -206,8 +263,9 @@ TEST(Exl3Plan, ManyTilesKeepOneSumEach) {
 TEST(Exl3Plan, RowGroupsFitTheRows) {
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 8, kDevice).groups, 1);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 9, kDevice).groups, 2);
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 17, kDevice).groups, 4);
-    EXPECT_EQ(plan_exl3(shape(4096, 4096), 33, kDevice).groups, 8);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 17, without_large(4)).groups, 4);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 33, without_large(4)).groups, 8);
+    EXPECT_EQ(plan_exl3(shape(4096, 4096), 17, kDevice).groups, kLargeGroups);
     // 24 pairs of 288 experts: about one row each; 57344: about 200.
     EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 24, 288, 2, kDevice).groups, 1);
     EXPECT_EQ(plan_exl3_experts(shape(4096, 1024), 57344, 288, 2, kSmallDevice).groups, 8);

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The constants are fitted to the times of some 3000 products on an H200: matrices of 2, 4 and 6
+// bits, 1024 to 8192 inputs, 1024 to 77440 outputs, 1 to 2048 rows. Bits make little difference:
+// what takes the time is to make weights of them, not to read them.
+#include "kernels/cuda/exl3_cost.h"
+
+#include <algorithm>
+
+namespace quadrille::cuda {
+
+namespace {
+
+// A leaf of a team of 8 warps (128 x 128 weights), and what every 8 rows add to it: with several
+// teams on a multiprocessor their instructions add up, but none is quicker than its own chain of
+// them.
+constexpr double kLeaf = 0.53;
+constexpr double kLeafGroup = 0.13;
+constexpr double kLatency = 0.66;
+constexpr double kLatencyGroup = 0.35;
+// Thread blocks that start together wait for their first weights and inputs; a few instructions of
+// each do not overlap.
+constexpr double kStart = 1.8;
+constexpr double kBlockStart = 0.03;
+// Of a multiprocessor: a row of a unit's sums to memory.
+constexpr double kWrite = 0.045;
+// At the end a warp waits for the sums of up to 8 units of some rows together, or of more units of
+// one row (which takes too many registers to be quick).
+constexpr double kGather = 0.5;
+constexpr double kGatherMany = 2.9;
+constexpr int32_t kGatherUnits = 8;
+constexpr int32_t kGatherManyUnits = 32;
+
+// 128 inputs of a row rotated by a multiprocessor (about 50 instructions of a warp), against a
+// kernel before the product, and the inputs that it rotates in a microsecond.
+constexpr double kRotateRow = 0.0064;
+constexpr double kRotateKernel = 1.5;
+constexpr double kRotateInputs = 0.36e6;
+
+// Large tiles. A thread block waits for its first weights and inputs; a leaf of 256 columns is
+// decoded, and multiplied by 32 rows at a time; the outputs of 32 rows are transformed, a segment
+// after another. With several ranks a kernel at the end does that instead: it moves so many floats
+// in a microsecond, every unit's sums and about twice the outputs.
+constexpr double kLargeStart = 2.4;
+constexpr double kLargeLeaf = 1.1;
+constexpr double kLargeQuarter = 0.61;
+constexpr double kLargeFinish = 4.4;
+constexpr double kLargeEndFloats = 0.71e6;
+constexpr int64_t kQuarterRows = 32;
+
+// Thread blocks that a multiprocessor has registers for at a time (exl3_product.cuh).
+int32_t resident_blocks(const Exl3Plan& plan) {
+    const int32_t one_team = plan.teams == 1 ? 1 : 0;
+    return plan.groups >= 4 ? 1 + one_team : 2 + one_team;
+}
+
+// Thread blocks of the multiprocessor that has the most to do, `resident` at a time: some begin
+// while others end, unless there are few.
+double busiest(int64_t blocks, int32_t processors, int32_t resident, int32_t least = 1) {
+    const int64_t most = std::max<int64_t>(ceil_div(blocks, processors), least);
+    // Where a third has room, some take one although two each would do.
+    if (resident == 3 && most == 2) return 3.0;
+    if (blocks <= int64_t{4} * resident * processors) return static_cast<double>(most);
+    return static_cast<double>(blocks) / processors + 0.5;
+}
+
+// The last thread block of 128 columns adds the units: its warps take rows, or quarters of four
+// rows or of one, in turns.
+double end_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    const int64_t units = units_of(plan.mode, work.w);
+    const int64_t warps = int64_t{plan.teams} * team_warps(plan.halves);
+    if (plan.groups <= 2 && !plan.halves && units > kGatherUnits) {
+        const int64_t turns = ceil_div(4 * work.rows, warps) * ceil_div(units, kGatherManyUnits);
+        return kGatherMany * static_cast<double>(turns);
+    }
+    const int64_t tasks = plan.groups <= 2 ? ceil_div(work.rows, 4) * 4 : work.rows;
+    const int64_t batches = std::max<int64_t>(ceil_div(units, kGatherUnits), work.w.segments);
+    return kGather * static_cast<double>(ceil_div(tasks, warps) * batches);
+}
+
+}  // namespace
+
+double rotation_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    if (plan.rotate_inside || work.experts) return 0.0;
+    return kRotateKernel + static_cast<double>(work.total * work.w.k_padded) / kRotateInputs;
+}
+
+double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    const int64_t blocks = work.columns * plan.ranks * plan.column_parts();
+    const int32_t resident = resident_blocks(plan);
+    // Behind the kernels before them those of few experts gather, as Exl3Plan::alone prevents.
+    const int32_t least = work.experts ? std::min(resident, 2) : 1;
+    const double each = busiest(blocks, work.processors, resident, least);
+    const double together = std::min<double>(each, resident);
+    const double rounds = each / together;
+    const int32_t teams = plan.teams / plan.column_parts();  // of eight warps
+    const int64_t leaves = std::clamp<int64_t>(team_blocks(plan), 1, blocks_of(work.w));
+    const auto groups = static_cast<double>(ceil_div(work.rows, 8));
+    const double leaf = std::max(together * teams * (kLeaf + kLeafGroup * groups),
+                                 kLatency + kLatencyGroup * groups);
+    // In halves the teams add their leaves before, and each rotates what another one does too.
+    const int64_t units = plan.halves                      ? 1
+                          : plan.mode == ProductMode::leaf ? teams * leaves
+                                                           : teams * ceil_div(leaves, kGroupBlocks);
+    const int64_t rotated = plan.rotate_inside ? plan.teams * leaves : 0;
+    const double by_row =
+        kWrite * static_cast<double>(units) + kRotateRow * static_cast<double>(rotated);
+    return rounds * (kStart + static_cast<double>(leaves) * leaf) +
+           each * (kBlockStart + by_row * static_cast<double>(work.rows)) + end_cost(plan, work);
+}
+
+double large_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    const double rounds = busiest(ceil_div(work.columns, 2) * plan.ranks, work.processors, 1);
+    const auto quarters = static_cast<double>(ceil_div(work.rows, kQuarterRows));
+    const double leaf = kLargeLeaf + kLargeQuarter * quarters;
+    const int64_t all = blocks_of(work.w);
+    const auto leaves =
+        static_cast<double>(plan.ranks == 1 ? all : std::min<int64_t>(team_blocks(plan), all));
+    const double sums = rounds * (kLargeStart + leaves * leaf);
+    if (plan.ranks == 1) return sums + rounds * work.w.segments * kLargeFinish * quarters;
+    const int64_t moved = units_of(plan.mode, work.w) + 2;
+    return sums + static_cast<double>(moved * work.total * work.w.n_padded) / kLargeEndFloats;
+}
+
+}  // namespace quadrille::cuda
