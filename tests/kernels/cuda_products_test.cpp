@@ -160,7 +160,7 @@ TEST_F(CudaProducts, ManyRowsHaveTheBitsOfOne) {
         Kind kind;
     };
     constexpr int64_t kPool = 513;
-    for (const Case& one : {Case{{8500, 384}, 1, {2, Codebook::mcg, Dtype::f32}},
+    for (const Case& one : {Case{{12700, 384}, 1, {2, Codebook::mcg, Dtype::f32}},
                             Case{{2600, 2000}, 1, {5, Codebook::three_inst, Dtype::f32}},
                             Case{{2150, 1664}, 2, {4, Codebook::mul1, Dtype::f32}},
                             Case{{4200, 1408}, 4, {2, Codebook::mul1, Dtype::f32}}}) {
