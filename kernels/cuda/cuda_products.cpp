@@ -68,7 +68,7 @@ void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matr
         exl3_need(plan, shape, column_blocks, tiles, members, args.out.by_segment);
     apply_plan(args, plan, shape);
     args.column_blocks = column_blocks;
-    args.partial = scope.take<float>(need.partial);
+    args.partial = plan.waits ? workspace_.slots(need.partial) : scope.take<float>(need.partial);
     args.counters = workspace_.counters(need.counters);
     const dim3 grid(static_cast<unsigned>(column_blocks * plan.column_parts()),
                     static_cast<unsigned>(tiles), static_cast<unsigned>(members * plan.ranks));

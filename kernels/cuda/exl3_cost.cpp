@@ -13,38 +13,39 @@ namespace {
 // A leaf of a team of 8 warps (128 x 128 weights), and what every 8 rows add to it: with several
 // teams on a multiprocessor their instructions add up, but none is quicker than its own chain of
 // them.
-constexpr double kLeaf = 0.53;
-constexpr double kLeafGroup = 0.13;
-constexpr double kLatency = 0.66;
-constexpr double kLatencyGroup = 0.35;
+constexpr double kLeaf = 0.55;
+constexpr double kLeafGroup = 0.11;
+constexpr double kLatency = 0.58;
+constexpr double kLatencyGroup = 0.31;
 // Thread blocks that start together wait for their first weights and inputs; a few instructions of
 // each do not overlap.
-constexpr double kStart = 1.8;
+constexpr double kStart = 1.55;
 constexpr double kBlockStart = 0.03;
 // Of a multiprocessor: a row of a unit's sums to memory.
-constexpr double kWrite = 0.045;
+constexpr double kWrite = 0.056;
 // At the end a warp waits for the sums of up to 8 units of some rows together, or of more units of
 // one row (which takes too many registers to be quick).
-constexpr double kGather = 0.5;
-constexpr double kGatherMany = 2.9;
+constexpr double kArrive = 0.76;  // unless it waits for them (Exl3Plan::waits)
+constexpr double kGather = 0.48;
+constexpr double kGatherMany = 1.7;
 constexpr int32_t kGatherUnits = 8;
 constexpr int32_t kGatherManyUnits = 32;
 
 // 128 inputs of a row rotated by a multiprocessor (about 50 instructions of a warp), against a
 // kernel before the product, and the inputs that it rotates in a microsecond.
 constexpr double kRotateRow = 0.0064;
-constexpr double kRotateKernel = 1.5;
-constexpr double kRotateInputs = 0.36e6;
+constexpr double kRotateKernel = 2.25;
+constexpr double kRotateInputs = 0.335e6;
 
 // Large tiles. A thread block waits for its first weights and inputs; a leaf of 256 columns is
 // decoded, and multiplied by 32 rows at a time; the outputs of 32 rows are transformed, a segment
 // after another. With several ranks a kernel at the end does that instead: it moves so many floats
 // in a microsecond, every unit's sums and about twice the outputs.
-constexpr double kLargeStart = 2.4;
-constexpr double kLargeLeaf = 1.1;
+constexpr double kLargeStart = 1.9;
+constexpr double kLargeLeaf = 1.35;
 constexpr double kLargeQuarter = 0.61;
-constexpr double kLargeFinish = 4.4;
-constexpr double kLargeEndFloats = 0.71e6;
+constexpr double kLargeFinish = 3.7;
+constexpr double kLargeEndFloats = 0.85e6;
 constexpr int64_t kQuarterRows = 32;
 
 // Thread blocks that a multiprocessor has registers for at a time (exl3_product.cuh).
@@ -66,15 +67,16 @@ double busiest(int64_t blocks, int32_t processors, int32_t resident, int32_t lea
 // The last thread block of 128 columns adds the units: its warps take rows, or quarters of four
 // rows or of one, in turns.
 double end_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    const double arrive = plan.ranks * plan.column_parts() > 1 && !plan.waits ? kArrive : 0.0;
     const int64_t units = units_of(plan.mode, work.w);
     const int64_t warps = int64_t{plan.teams} * team_warps(plan.halves);
-    if (plan.groups <= 2 && !plan.halves && units > kGatherUnits) {
+    if (plan.groups <= 2 && !plan.halves && units > kGatherUnits && 4 * work.rows <= warps) {
         const int64_t turns = ceil_div(4 * work.rows, warps) * ceil_div(units, kGatherManyUnits);
-        return kGatherMany * static_cast<double>(turns);
+        return arrive + kGatherMany * static_cast<double>(turns);
     }
     const int64_t tasks = plan.groups <= 2 ? ceil_div(work.rows, 4) * 4 : work.rows;
     const int64_t batches = std::max<int64_t>(ceil_div(units, kGatherUnits), work.w.segments);
-    return kGather * static_cast<double>(ceil_div(tasks, warps) * batches);
+    return arrive + kGather * static_cast<double>(ceil_div(tasks, warps) * batches);
 }
 
 }  // namespace
@@ -89,11 +91,12 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
     const int32_t resident = resident_blocks(plan);
     // Behind the kernels before them those of few experts gather, as Exl3Plan::alone prevents.
     const int32_t least = work.experts ? std::min(resident, 2) : 1;
-    const double each = busiest(blocks, work.processors, resident, least);
+    const double each = busiest(blocks, work.device.processors, resident, least);
     const double together = std::min<double>(each, resident);
     const double rounds = each / together;
     const int32_t teams = plan.teams / plan.column_parts();  // of eight warps
-    const int64_t leaves = std::clamp<int64_t>(team_blocks(plan), 1, blocks_of(work.w));
+    const int64_t leaves =
+        std::max<int64_t>(std::min<int64_t>(team_blocks(plan), blocks_of(work.w)), 1);
     const auto groups = static_cast<double>(ceil_div(work.rows, 8));
     const double leaf = std::max(together * teams * (kLeaf + kLeafGroup * groups),
                                  kLatency + kLatencyGroup * groups);
@@ -109,7 +112,8 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
 }
 
 double large_cost(const Exl3Plan& plan, const Exl3Work& work) {
-    const double rounds = busiest(ceil_div(work.columns, 2) * plan.ranks, work.processors, 1);
+    const double rounds =
+        busiest(ceil_div(work.columns, 2) * plan.ranks, work.device.processors, 1);
     const auto quarters = static_cast<double>(ceil_div(work.rows, kQuarterRows));
     const double leaf = kLargeLeaf + kLargeQuarter * quarters;
     const int64_t all = blocks_of(work.w);

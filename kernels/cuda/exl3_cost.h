@@ -15,7 +15,7 @@ struct Exl3Work {
     int64_t columns;  // blocks of 128 columns of all row tiles
     int64_t rows;     // of a tile: of the fullest one, or of many on average
     int64_t total;    // rows in all
-    int32_t processors;
+    const Exl3Device& device;
     bool experts;  // of many matrices, whose inputs are rotated anyway
 };
 

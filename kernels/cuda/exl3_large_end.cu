@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kWarps * 32)
         add_units(v, from, units);
         from += int64_t{units} * (kLargeRows * exl3::kBlock);
         hadamard128(v);
-        LargeOutput(args, w, 0, args.first_block + column, s).add(row, v, kept);
+        const LargeOutput out(args, w, 0, args.first_block + column, s);
+        out.add(out.row(row), v, kept);
     }
 }
 

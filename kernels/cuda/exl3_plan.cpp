@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of sums, beyond which units are long
 // Rows from which large tiles may be quicker: of a matrix; of a busy expert, where both took as
 // long with 28.
-constexpr int64_t kLargeFrom = 17;
+constexpr int64_t kLargeFrom = 9;
 constexpr int64_t kLargeFromExperts = 33;
 
 int32_t groups_for(int64_t rows) {
@@ -44,6 +44,20 @@ class Cheapest {
     Exl3Plan plan_;
 };
 
+// Every sum is written once, and all thread blocks are on the device together however few its
+// multiprocessors hold.
+bool may_wait(const Exl3Plan& plan, const Exl3Work& work) {
+    const int64_t parts = int64_t{plan.ranks} * plan.column_parts();
+    if (work.experts || plan.groups > kWaitsGroups || plan.mode == ProductMode::segment ||
+        parts <= 1) {
+        return false;
+    }
+    Exl3Product args;
+    apply_plan(args, plan, work.w);
+    const bool two = 2 * shared_bytes(args, plan.groups, work.w) <= work.device.shared;
+    return work.columns * parts <= work.device.processors * (two ? 2 : 1);
+}
+
 // The cheapest cut for tiles of `groups` row groups. There is scratch for `room` times 128 columns.
 Cheapest cut(int32_t groups, const Exl3Work& work, int64_t room) {
     Cheapest cheapest(work);
@@ -60,6 +74,7 @@ Cheapest cut(int32_t groups, const Exl3Work& work, int64_t room) {
             return;
         }
         plan.ranks = static_cast<int32_t>(ceil_div(units, plan.units_of_rank()));
+        plan.waits = may_wait(plan, work);
         cheapest.consider(plan);
         plan.rotate_inside = !work.experts && team_blocks(plan) <= input_blocks(groups);
         if (plan.rotate_inside) cheapest.consider(plan);
@@ -118,8 +133,7 @@ Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device) {
     const int64_t blocks = w.n_padded / exl3::kBlock;
     const auto work_in = [&](int64_t tile_rows) {
         const int64_t columns = std::max<int64_t>(blocks * ceil_div(m, tile_rows), 1);
-        return Exl3Work{w, columns,           std::clamp<int64_t>(m, 1, tile_rows),
-                        m, device.processors, false};
+        return Exl3Work{w, columns, std::clamp<int64_t>(m, 1, tile_rows), m, device, false};
     };
     const int32_t groups = groups_for(m);
     const Exl3Work work = work_in(int64_t{8} * groups);
@@ -150,7 +164,7 @@ Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int3
                         std::max<int64_t>(blocks * tiles, 1),
                         std::clamp<int64_t>(ceil_div(pairs, tiles), 1, tile_rows),
                         pairs,
-                        device.processors,
+                        device,
                         true};
     };
     const int32_t small_groups = groups > 0 ? groups : groups_for(rows);
@@ -173,7 +187,7 @@ Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks,
         // The third of four segments waits for the fourth.
         return {w.segments == 4 && !by_segment ? cells * floats : 0, 0};
     }
-    return {cells * units_of(plan.mode, w) * floats, plan.large ? 0 : cells};
+    return {cells * units_of(plan.mode, w) * floats, plan.large || plan.waits ? 0 : cells};
 }
 
 void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w) {
@@ -183,6 +197,7 @@ void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w) {
     args.teams = plan.teams;
     args.team_units = plan.team_units;
     args.halves = plan.halves;
+    args.waits = plan.waits;
     if (plan.large) return;
     const auto steps = static_cast<int32_t>(std::min<int64_t>(blocks_of(w), team_blocks(plan)));
     args.stages = std::clamp(steps, 1, ring_stages(w.bits, plan.groups));

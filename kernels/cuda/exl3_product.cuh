@@ -36,6 +36,22 @@ __device__ __noinline__ static BlockRun blocks_of_units(const Matrix& w, int32_t
     return run_of_units(w, span, unit, count);
 }
 
+// Sums of units, each number by itself past the cache of a multiprocessor: of a product that waits
+// they tell of their own arrival.
+__device__ __forceinline__ void store_sum(float* to, float sum) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(sum) : "memory");
+}
+__device__ __forceinline__ void store_sums(float* to, float4 sum) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(sum.x),
+                 "f"(sum.y), "f"(sum.z), "f"(sum.w)
+                 : "memory");
+}
+__device__ __forceinline__ float load_sum(const float* from) {
+    float sum;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(sum) : "l"(from) : "memory");
+    return sum;
+}
+
 // The value, unknown to the compiler: it is held in a register instead of being worked out again in
 // every step, and what follows from it is worked out where it is used, not ahead.
 __device__ __forceinline__ int opaque(int value) {
@@ -102,11 +118,12 @@ class ProductKernel {
         return args_.partial + (place() * args_.units + unit) * kCell;
     }
     template <int kBatch, int kWide, class Load>
-    __device__ void add_units(float (&v)[kWide], const float* from, int32_t units,
+    __device__ void add_units(float (&v)[kWide], const float* from, int32_t units, bool wait,
                               Load&& load) const;
+    __device__ void forget() const;
     template <int kBatch, int kWide>
     __device__ void gather(int row, int quarter) const;
-    __device__ void finish_row(int row) const;
+    __device__ void finish_row(int row, const __half2 (&scales)[2]) const;
     __device__ void store_row(int row, int32_t segment, int32_t n, const float (&v)[4],
                               bool bias) const;
     __device__ void finish();
@@ -339,7 +356,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::write_unit(float*
         }
     };
     if (more) each([](const float* at, float& sum) { sum += __ldcg(at); });
-    each([](float* at, float sum) { __stcg(at, sum); });
+    each([](float* at, float sum) { store_sum(at, sum); });
 }
 
 template <int kBits, bool kMul1, int kGroups, bool kHalves>

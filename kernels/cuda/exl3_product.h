@@ -20,6 +20,7 @@ inline constexpr int kLeafBlocks = 1;   // Hadamard blocks (128 inputs) of a lea
 inline constexpr int kGroupBlocks = 4;  // of a group
 inline constexpr int kGroupLeaves = kGroupBlocks / kLeafBlocks;
 inline constexpr int kHalvesGroups = 2;  // the most row groups of a product in halves
+inline constexpr int kWaitsGroups = 2;   // of one that waits for sums
 inline constexpr int kHalfStride = 68;   // floats of a row of 64 in shared memory: no conflicts
 
 // The most 128-input blocks of a warp's ring of weights, and of a team's inputs. Two teams stay
@@ -160,6 +161,7 @@ struct Exl3Product {
     int32_t teams = 1;            // of a thread block
     int32_t team_units = 1;       // units of a team
     bool halves = false;          // Exl3Plan
+    bool waits = false;           // Exl3Plan: no counters, and `partial` holds kMissing
     int32_t stages = 1;           // of a warp's ring of weights: 128 inputs each
     int32_t input_blocks = 1;     // of a team's inputs
     int32_t first_block = 0;      // columns: the first block of 128
@@ -176,6 +178,10 @@ struct Exl3Plan {
     // A thread block takes a group and 64 columns: four small teams a leaf each, added at once.
     bool halves = false;
     bool rotate_inside = false;
+    // All thread blocks are on the device together, and the last one of a column block waits for
+    // the sums of the others: it looks at them until none is kMissing. Against counting who has
+    // written: no fence, and two ways to memory and back less.
+    bool waits = false;
     bool large = false;  // exl3_large.cuh: tiles of kLargeRows rows, no teams
     bool alone = false;  // no two thread blocks on a multiprocessor: there is one for each
 
@@ -183,6 +189,9 @@ struct Exl3Plan {
     int32_t units_of_rank() const { return halves ? 1 : teams * team_units; }
     int32_t column_parts() const { return halves ? 2 : 1; }  // thread blocks of 128 columns
 };
+
+// What stands where a sum is missing: a NaN that no addition makes (theirs is 0x7fffffff).
+inline constexpr uint32_t kMissing = 0xffffffffu;
 
 // What of a device decides a plan.
 struct Exl3Device {

@@ -11,6 +11,12 @@ namespace quadrille::cuda {
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::is_last() {
     int32_t blocks = args_.ranks * kColumnParts;
+    if constexpr (kGroups <= kWaitsGroups) {
+        if (args_.waits) {
+            __syncthreads();
+            return rank() == args_.ranks - 1 && half() == kColumnParts - 1;
+        }
+    }
     if (experts() && blocks > 1) {
         const int32_t block_units = args_.teams * args_.team_units;
         blocks = (units_of(args_.mode, *w_) + block_units - 1) / block_units;
@@ -39,21 +45,37 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::is_last() {
 
 // v += one segment's units in order: leaves into groups, groups into the segment. load(part, at)
 // reads kWide numbers of the unit at `at`; all of a batch are under way together: their latency is
-// what this costs.
+// what this costs. wait: until none is missing.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 template <int kBatch, int kWide, class Load>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::add_units(float (&v)[kWide],
                                                                          const float* from,
-                                                                         int32_t units,
+                                                                         int32_t units, bool wait,
                                                                          Load&& load) const {
     static_assert(kBatch % kGroupLeaves == 0);
 #pragma unroll 1
     for (; units > 0; units -= kBatch, from += kBatch * kCell) {
         float part[kBatch][kWide];
+        int late = -1;
+        do {
+            // One of those that were missing; all of them over and over would be in the way of
+            // the thread blocks that they come from.
+            while (late >= 0 && __float_as_uint(load_sum(from + late)) == kMissing) {
+            }
+            late = -1;
 #pragma unroll
-        for (int u = 0; u < kBatch; ++u) {
-            if (u < units) load(part[u], from + u * kCell);
-        }
+            for (int u = 0; u < kBatch; ++u) {
+                if (u < units) load(part[u], from + u * kCell);
+            }
+#pragma unroll
+            for (int u = 0; u < kBatch; ++u) {
+#pragma unroll
+                for (int i = 0; i < kWide; ++i) {
+                    const bool missing = __float_as_uint(part[u][i]) == kMissing;
+                    if (wait && u < units && missing) late = u * kCell + i * exl3::kBlock;
+                }
+            }
+        } while (late >= 0);
         float group[kWide] = {};
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
@@ -86,17 +108,17 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::gather(int row, i
         const int32_t units = units_of(args_.mode, end - begin);
         begin = end;
         float v[kWide] = {};
-        add_units<kBatch>(v, from, units, [&](float(&part)[kWide], const float* at) {
+        add_units<kBatch>(v, from, units, args_.waits, [&](float(&part)[kWide], const float* at) {
 #pragma unroll
             for (int i = 0; i < kWide; ++i) {
-                part[i] = row + i < rows_ ? __ldcg(at + i * exl3::kBlock) : 0.0f;
+                part[i] = row + i < rows_ ? load_sum(at + i * exl3::kBlock) : 0.0f;
             }
         });
-        from += int64_t{units} * kCell;
 #pragma unroll
         for (int i = 0; i < kWide; ++i) {
             if (row + i < rows_) to[(s * kRows + i) * exl3::kBlock] = v[i];
         }
+        from += int64_t{units} * kCell;
     }
 }
 
@@ -117,13 +139,11 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::store_row(int row
 
 // The output transform of a row, and the tree over its segments.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
-__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish_row(int row) const {
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish_row(
+    int row, const __half2 (&scales)[2]) const {
     const int32_t n = column_block_ * exl3::kBlock + 4 * lane();
-    float svh[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        svh[i] = __half2float(reinterpret_cast<const __half*>(w_->svh)[n + i]);
-    }
+    const float svh[4] = {__low2float(scales[0]), __high2float(scales[0]), __low2float(scales[1]),
+                          __high2float(scales[1])};
     const float* from = cell(0) + row * exl3::kBlock + 4 * lane();
     // (s0 + s1) + (s2 + s3): the first of a pair is kept, the second added to it.
     float tree[2][4] = {};
@@ -141,7 +161,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish_row(int ro
             const int32_t end = segment_end(*w_, s);
             const int32_t units = units_of(args_.mode, end - begin);
             begin = end;
-            add_units<8>(v, from, units, [](float(&part)[4], const float* at) {
+            add_units<8>(v, from, units, false, [](float(&part)[4], const float* at) {
                 const float4 in = __ldcg(reinterpret_cast<const float4*>(at));
                 part[0] = in.x;
                 part[1] = in.y;
@@ -170,11 +190,29 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish_row(int ro
     store_row(row, 0, n, tree[0], w_->bias != nullptr);
 }
 
+// All sums have been read: what the next product that waits wants to find.
+template <int kBits, bool kMul1, int kGroups, bool kHalves>
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::forget() const {
+    const float missing = __uint_as_float(kMissing);
+    // From the last warp on: the first ones finish rows.
+#pragma unroll 1
+    for (int task = warps() - 1 - static_cast<int>(threadIdx.x) / 32; task < args_.units * rows_;
+         task += warps()) {
+        float* to = cell(task / rows_) + task % rows_ * exl3::kBlock + 4 * lane();
+        __stcg(reinterpret_cast<float4*>(to), make_float4(missing, missing, missing, missing));
+    }
+}
+
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish() {
     const int first = static_cast<int>(threadIdx.x) / 32;
+    // Under way while the sums are.
+    const auto* svh = reinterpret_cast<const __half*>(w_->svh) + column_block_ * exl3::kBlock;
+    const __half2 scales[2] = {__halves2half2(svh[4 * lane()], svh[4 * lane() + 1]),
+                               __halves2half2(svh[4 * lane() + 2], svh[4 * lane() + 3])};
     if constexpr (kGroups <= 2) {
-        if (kHalves || args_.units <= 8) {
+        // Many units of a few rows: a warp for each quarter of a row.
+        if (kHalves || args_.units <= 8 || 4 * rows_ > warps()) {
 #pragma unroll 1
             for (int task = first; task < (rows_ + 3) / 4 * 4; task += warps()) {
                 gather<8, 4>(task / 4 * 4, task % 4);
@@ -187,8 +225,11 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::finish() {
         }
         __syncthreads();
     }
+    if constexpr (kGroups <= kWaitsGroups) {
+        if (args_.waits) forget();
+    }
 #pragma unroll 1
-    for (int row = first; row < rows_; row += warps()) finish_row(row);
+    for (int row = first; row < rows_; row += warps()) finish_row(row, scales);
 }
 
 }  // namespace quadrille::cuda

@@ -45,7 +45,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum_group() {
                 leaves + (leaf * kRows + row) * kHalfStride + column);
             sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
         }
-        __stcg(reinterpret_cast<float4*>(to + row * exl3::kBlock + column), sum);
+        store_sums(to + row * exl3::kBlock + column, sum);
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/workspace.h"
 
+#include "kernels/cuda/exl3_product.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -59,15 +61,25 @@ void* Workspace::take(int64_t bytes) {
 }
 
 int32_t* Workspace::counters(int64_t count) {
-    const int64_t bytes = round_up(count * static_cast<int64_t>(sizeof(int32_t)));
-    if (bytes > counters_.bytes()) {
+    return static_cast<int32_t*>(
+        grown(counters_, count * static_cast<int64_t>(sizeof(int32_t)), 0));
+}
+
+float* Workspace::slots(int64_t count) {
+    static_assert(kMissing == 0xffffffffu);
+    return static_cast<float*>(grown(slots_, count * static_cast<int64_t>(sizeof(float)), 0xff));
+}
+
+// An array of `bytes` at least, each of which is `fill` between kernels.
+void* Workspace::grown(DeviceBuffer& array, int64_t bytes, int fill) {
+    if (bytes > array.bytes()) {
         require_free_stream();
-        if (keeps_) old_counters_.push_back(std::move(counters_));
-        counters_ = DeviceBuffer(std::max(2 * bytes, kSmallest));
-        CUDA_CHECK(cudaMemsetAsync(counters_.data(), 0, static_cast<size_t>(counters_.bytes()),
-                                   stream_.get()));
+        if (keeps_) old_arrays_.push_back(std::move(array));
+        array = DeviceBuffer(std::max(2 * round_up(bytes), kSmallest));
+        CUDA_CHECK(
+            cudaMemsetAsync(array.data(), fill, static_cast<size_t>(array.bytes()), stream_.get()));
     }
-    return static_cast<int32_t*>(counters_.data());
+    return array.data();
 }
 
 int64_t Workspace::bytes() const {

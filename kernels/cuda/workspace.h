@@ -37,6 +37,8 @@ class Workspace {
     // Numbers that are zero here and that every kernel leaves zero. One array for all ops: they
     // follow each other.
     int32_t* counters(int64_t count);
+    // Numbers that are kMissing (exl3_product.h) here and that every kernel leaves so.
+    float* slots(int64_t count);
 
     // From now on no memory is given back before this ends: graphs may work on it.
     void keep() { keeps_ = true; }
@@ -46,6 +48,7 @@ class Workspace {
   private:
     void* take(int64_t bytes);
     void require_free_stream() const;
+    void* grown(DeviceBuffer& array, int64_t bytes, int fill);
 
     const Stream& stream_;
     std::vector<DeviceBuffer> blocks_;
@@ -54,7 +57,8 @@ class Workspace {
     int32_t depth_ = 0;
     bool keeps_ = false;
     DeviceBuffer counters_;
-    std::vector<DeviceBuffer> old_counters_;  // that graphs may still use
+    DeviceBuffer slots_;
+    std::vector<DeviceBuffer> old_arrays_;  // that graphs may still use
 };
 
 }  // namespace quadrille::cuda

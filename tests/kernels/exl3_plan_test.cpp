@@ -143,7 +143,7 @@ TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
     for (int32_t bits = 1; bits <= 8; ++bits) {
         for (const Matrix& w :
              {shape(4096, 8192, 1, bits), shape(8192, 4096, 1, bits), shape(4096, 4096, 1, bits)}) {
-            for (const int64_t m : {1, 8, 16}) EXPECT_FALSE(plan_exl3(w, m, kDevice).large) << m;
+            for (const int64_t m : {1, 8}) EXPECT_FALSE(plan_exl3(w, m, kDevice).large) << m;
             for (const int64_t m : {17, 32, 33, 64, 65, 128, 129, 257, 512, 2048}) {
                 EXPECT_TRUE(plan_exl3(w, m, kDevice).large) << m;
                 EXPECT_FALSE(plan_exl3(w, m, without_large(bits)).large) << m;
@@ -169,7 +169,7 @@ TEST(Exl3Plan, CostsGrowWithTheRows) {
                 const Exl3Plan plan =
                     plan_exl3(w, large ? 512 : 64, large ? kDevice : without_large(w.bits));
                 ASSERT_EQ(plan.large, large);
-                const Exl3Work work{w, w.n_padded / 128, rows, rows, kProcessors, false};
+                const Exl3Work work{w, w.n_padded / 128, rows, rows, kDevice, false};
                 const double cost = exl3_cost(plan, work);
                 EXPECT_GE(cost, last);
                 last = cost;
@@ -216,8 +216,9 @@ TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
         }
         EXPECT_FALSE(plan_exl3_experts(w, 8, 8, 1, kDevice).halves);
     }
-    EXPECT_TRUE(plan_exl3(shape(8192, 4096), 16, kDevice).halves);
-    EXPECT_FALSE(plan_exl3(shape(4096, 8192), 16, kDevice).halves);
+    for (const Matrix& w : {shape(8192, 4096), shape(4096, 8192)}) {
+        EXPECT_FALSE(plan_exl3(w, 16, kDevice).halves);
+    }
 }
 
 // A kernel before the product rotates the inputs of wide matrices, the product itself those of
@@ -230,7 +231,6 @@ TEST(Exl3Plan, InputsRotateWhereThatIsCheaper) {
     }
     EXPECT_TRUE(plan_exl3(shape(1024, 4096), 32, without_large(4)).rotate_inside);
     EXPECT_TRUE(plan_exl3(shape(1024, 4096), 64, without_large(4)).rotate_inside);
-    EXPECT_FALSE(plan_exl3(shape(8192, 4096), 16, kDevice).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(8192, 4096), 64, without_large(4)).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kDevice).rotate_inside);
     EXPECT_FALSE(plan_exl3_experts(shape(4096, 1024), 8, 8, 1, kDevice).rotate_inside);
@@ -250,6 +250,41 @@ TEST(Exl3Plan, ThreadBlocksStandAloneBehindAKernel) {
     }
     EXPECT_TRUE(plan_exl3(shape(8192, 4096), 32, without_large(4)).alone);
     EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, without_large(4)).alone);
+}
+
+// Who waits for the sums of other thread blocks finds them on the device, each sum written once.
+TEST(Exl3Plan, WhoWaitsHasAllThreadBlocksAtOnce) {
+    int waiting = 0;
+    for (const int64_t k : {128, 1024, 4096, 8192}) {
+        for (const int64_t n : {128, 1024, 2048, 4096, 8192, 77440}) {
+            for (const int64_t m : {1, 8, 16, 17, 64, 200}) {
+                for (const Exl3Device& device : {kDevice, kSmallDevice}) {
+                    const Matrix w = shape(k, n);
+                    const Exl3Plan plan = plan_exl3(w, m, device);
+                    const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
+                    const auto columns = static_cast<int32_t>(n / 128);
+                    const Exl3Need need = exl3_need(plan, w, columns, tiles, 1, false);
+                    if (!plan.waits) continue;
+                    ++waiting;
+                    EXPECT_EQ(need.counters, 0);
+                    EXPECT_GT(need.partial, 0);
+                    EXPECT_LE(plan.groups, kWaitsGroups);
+                    EXPECT_NE(plan.mode, ProductMode::segment);
+                    Exl3Product args;
+                    apply_plan(args, plan, w);
+                    EXPECT_TRUE(args.waits);
+                    const int32_t shared = shared_bytes(args, plan.groups, w);
+                    const int64_t fit =
+                        int64_t{device.processors} * (device.shared / shared > 1 ? 2 : 1);
+                    EXPECT_LE(columns * tiles * plan.ranks * plan.column_parts(), fit);
+                    EXPECT_FALSE(plan_exl3_experts(w, m, 8, 1, device).waits);
+                }
+            }
+        }
+    }
+    EXPECT_GT(waiting, 20);
+    EXPECT_TRUE(plan_exl3(shape(4096, 1024), 1, kDevice).waits);
+    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 1, kDevice).waits);
 }
 
 // Prefill with many experts: scratch for every group of every tile would be gigabytes.
