@@ -2,26 +2,14 @@
 // Speed of the CUDA backend's ops at the shapes of the full model, as rows for docs/results.tsv:
 // bench, shape, value, unit, fraction of the floor (docs/design.md §10). Ops are recorded as a
 // graph of many calls over more weights than the L2 cache holds, and the replay is timed.
-//   cuda_bench [ruler] [exl3] [native] [moe] [ops]        no argument: all
-#include "kernels/buffer.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/ruler.h"
+//   cuda_bench [ruler] [exl3] [native] [moe] [ops] [sequence]        no argument: all
+#include "tests/bench/gpu_bench.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <functional>
-#include <map>
-#include <random>
-#include <span>
-#include <string>
-#include <vector>
+#include <cstdio>
+#include <optional>
 
 namespace quadrille::cuda {
 namespace {
-
-constexpr int64_t kCold = int64_t{256} << 20;  // bytes of weights that no cache holds
-constexpr int64_t kPattern = int64_t{8} << 20;
 
 // exllamav3 1.4.1 on an H200, one call per matrix, microseconds at 1, 3, 8, 16 and 64 rows.
 struct Shape {
@@ -67,182 +55,48 @@ constexpr Shape kShapes[] = {
     {"head TP2", 4096, 77440, 6, Codebook::mul1, {255.79, 255.65, 256.55, 258.73, 1015.76}},
 };
 
-class Bench {
-  public:
-    Bench() : backend_(0) {
-        std::mt19937 random(1);
-        pattern_.resize(static_cast<size_t>(kPattern));
-        for (size_t i = 0; i < pattern_.size(); i += 4) {
-            const auto bits = static_cast<uint32_t>(random());
-            std::copy_n(reinterpret_cast<const unsigned char*>(&bits), 4, pattern_.data() + i);
-        }
-        normals_.resize(size_t{1} << 20);
-        std::normal_distribution<float> normal;
-        for (float& value : normals_) value = normal(random);
-    }
-
-    void ruler();
-    void exl3();
-    void native();
-    void moe();
-    void ops();
-
-  private:
-    Buffer random_bytes(int64_t bytes) {
-        Buffer buffer(backend_, bytes);
-        for (int64_t at = 0; at < bytes; at += kPattern) {
-            backend_.upload(static_cast<unsigned char*>(buffer.data()) + at, pattern_.data(),
-                            std::min(kPattern, bytes - at));
-        }
-        return buffer;
-    }
-    // Normal values in a 16-bit format or in fp32.
-    Buffer random_values(int64_t count, Dtype dtype, float scale) {
-        const int64_t period = std::ssize(normals_);
-        std::vector<unsigned char> host(
-            static_cast<size_t>(std::min(count, period) * size_of(dtype)));
-        for (int64_t i = 0; i < std::min(count, period); ++i) {
-            const float value = normals_[static_cast<size_t>(i)] * scale;
-            const uint16_t half = dtype == Dtype::bf16 ? to_bf16(value).bits : to_f16(value).bits;
-            const void* from = dtype == Dtype::f32 ? static_cast<const void*>(&value) : &half;
-            std::copy_n(static_cast<const unsigned char*>(from), size_of(dtype),
-                        host.data() + i * size_of(dtype));
-        }
-        Buffer buffer(backend_, count * size_of(dtype));
-        const int64_t bytes = std::ssize(host);
-        for (int64_t at = 0; at < buffer.bytes(); at += bytes) {
-            backend_.upload(static_cast<unsigned char*>(buffer.data()) + at, host.data(),
-                            std::min(bytes, buffer.bytes() - at));
-        }
-        backend_.synchronize();
-        return buffer;
-    }
-    View<float> values(int64_t rows, int64_t cols) {
-        buffers_.push_back(random_values(rows * cols, Dtype::f32, 1.0f));
-        return {static_cast<float*>(buffers_.back().data()), rows, cols};
-    }
-    Matrix exl3_matrix(int64_t n, int64_t k, int32_t bits, Codebook codebook, int32_t segments);
-    Matrix native_matrix(int64_t n, int64_t k, Dtype dtype);
-
-    // Microseconds of one of `calls` calls.
-    double time(int64_t calls, const std::function<void(int64_t)>& call) {
-        call(0);  // scratch grows here
-        call(0);  // and becomes one block
-        backend_.synchronize();
-        const Graph graph = Graph::record(backend_.stream(), [&] {
-            for (int64_t i = 0; i < calls; ++i) call(i);
-        });
-        Event start;
-        Event end;
-        std::vector<float> times;
-        for (int i = 0; i < 12; ++i) {
-            start.record(backend_.stream());
-            graph.launch(backend_.stream());
-            end.record(backend_.stream());
-            end.synchronize();
-            if (i >= 2) times.push_back(end.since(start));
-        }
-        std::nth_element(times.begin(), times.begin() + 5, times.end());
-        return static_cast<double>(times[5]) * 1e3 / static_cast<double>(calls);
-    }
-    void row(const char* bench, const std::string& shape, double value, const char* unit,
-             double fraction) {
-        fmt::print("{}\t{}\t{:.3f}\t{}\t{:.3f}\n", bench, shape, value, unit, fraction);
-        std::fflush(stdout);
-    }
-    // Seconds.
-    double floor(double bytes, double weights, int32_t bits, bool mul1) {
-        const double decode = bits > 0 ? weights / rate(bits, mul1) : 0.0;
-        return std::max(bytes / read(), decode);
-    }
-    double rate(int32_t bits, bool mul1) {
-        double& known = rates_[{bits, mul1}];
-        if (known == 0.0) known = decode_rate(bits, mul1, backend_.processors(), backend_.stream());
-        return known;
-    }
-    double read() {
-        if (read_ == 0.0) {
-            read_ = read_rate(int64_t{4} << 30, backend_.processors(), backend_.stream());
-        }
-        return read_;
-    }
-
-    CudaBackend backend_;
-    std::vector<unsigned char> pattern_;
-    std::vector<float> normals_;
-    std::vector<Buffer> buffers_;
-    std::map<std::pair<int32_t, bool>, double> rates_;
-    double read_ = 0.0;
-};
-
-Matrix Bench::exl3_matrix(int64_t n, int64_t k, int32_t bits, Codebook codebook, int32_t segments) {
-    Matrix w;
-    w.n = w.n_padded = n;
-    w.k = w.k_padded = k;
-    w.bits = bits;
-    w.codebook = codebook;
-    w.segments = segments;
-    for (int32_t s = 0; s <= segments; ++s) w.segment[static_cast<size_t>(s)] = k * s / segments;
-    buffers_.push_back(random_bytes(n * k * bits / 8));
-    w.trellis = static_cast<const uint16_t*>(buffers_.back().data());
-    buffers_.push_back(random_values(k, Dtype::f16, 0.02f));
-    w.suh = static_cast<const F16*>(buffers_.back().data());
-    buffers_.push_back(random_values(n, Dtype::f16, 1.0f));
-    w.svh = static_cast<const F16*>(buffers_.back().data());
-    return w;
-}
-
-Matrix Bench::native_matrix(int64_t n, int64_t k, Dtype dtype) {
-    Matrix w;
-    w.n = n;
-    w.k = k;
-    w.dtype = dtype;
-    buffers_.push_back(random_values(n * k, dtype, 0.02f));
-    w.weights = buffers_.back().data();
-    return w;
-}
-
-void Bench::ruler() {
-    row("ruler", "read bandwidth", read() * 1e-12, "TB/s", 1.0);
+void bench_ruler(GpuBench& bench) {
+    bench.row("ruler", "read bandwidth", bench.read() * 1e-12, "TB/s", 1.0);
     for (const bool mul1 : {false, true}) {
         for (int32_t bits = 1; bits <= 8; ++bits) {
-            row("ruler", fmt::format("{} {} bits", mul1 ? "mul1" : "mcg", bits),
-                rate(bits, mul1) * 1e-12, "T weights/s", 1.0);
+            bench.row("ruler", fmt::format("{} {} bits", mul1 ? "mul1" : "mcg", bits),
+                      bench.rate(bits, mul1) * 1e-12, "T weights/s", 1.0);
         }
     }
 }
 
-void Bench::exl3() {
+void bench_exl3(GpuBench& bench) {
     for (const Shape& shape : kShapes) {
         const bool mul1 = shape.codebook == Codebook::mul1;
         const int64_t bytes = shape.n * shape.k * shape.bits / 8;
         const int64_t copies = std::clamp<int64_t>(kCold / bytes, 1, 64);
         std::vector<Matrix> matrices;
         for (int64_t i = 0; i < copies; ++i) {
-            matrices.push_back(exl3_matrix(shape.n, shape.k, shape.bits, shape.codebook, 1));
+            matrices.push_back(bench.exl3_matrix(shape.n, shape.k, shape.bits, shape.codebook, 1));
         }
         std::vector<int64_t> rows(kRows, kRows + 5);
         if (shape.bits == 2 || shape.bits == 6) rows.insert(rows.end(), {32, 512, 2048});
         for (size_t i = 0; i < rows.size(); ++i) {
-            const View<float> in = values(rows[i], shape.k);
-            const View<float> out = values(rows[i], shape.n);
+            const View<float> in = bench.values(rows[i], shape.k);
+            const View<float> out = bench.values(rows[i], shape.n);
             const int64_t calls = rows[i] > 64 ? 4 : std::max<int64_t>(copies, 16);
-            const double us = time(calls, [&](int64_t call) {
-                backend_.linear(out, in, matrices[static_cast<size_t>(call % copies)]);
+            const double us = bench.time(calls, [&](int64_t call) {
+                bench.backend().linear(out, in, matrices[static_cast<size_t>(call % copies)]);
             });
-            const double best = floor(static_cast<double>(bytes),
-                                      static_cast<double>(shape.n * shape.k), shape.bits, mul1);
-            row("exl3",
-                fmt::format("{} {}x{} {} bits {} m{}{}", shape.name, shape.k, shape.n, shape.bits,
-                            mul1 ? "mul1" : "mcg", rows[i],
-                            i < 5 ? fmt::format(" peer/{:.2f}", shape.peer[i] / us) : ""),
-                us, "us", best * 1e6 / us);
+            const double best =
+                bench.floor(static_cast<double>(bytes), static_cast<double>(shape.n * shape.k),
+                            shape.bits, mul1);
+            bench.row("exl3",
+                      fmt::format("{} {}x{} {} bits {} m{}{}", shape.name, shape.k, shape.n,
+                                  shape.bits, mul1 ? "mul1" : "mcg", rows[i],
+                                  i < 5 ? fmt::format(" peer/{:.2f}", shape.peer[i] / us) : ""),
+                      us, "us", best * 1e6 / us);
         }
-        buffers_.clear();
+        bench.clear();
     }
 }
 
-void Bench::native() {
+void bench_native(GpuBench& bench) {
     struct Native {
         const char* name;
         int64_t k;
@@ -260,27 +114,27 @@ void Bench::native() {
         const int64_t copies = std::clamp<int64_t>(kCold / bytes, 1, 64);
         std::vector<Matrix> matrices;
         for (int64_t i = 0; i < copies; ++i) {
-            matrices.push_back(native_matrix(shape.n, shape.k, shape.dtype));
+            matrices.push_back(bench.native_matrix(shape.n, shape.k, shape.dtype));
         }
         for (const int64_t m : {1, 3, 8, 16, 64, 192, 2048}) {
             if (m == 2048 && shape.n > 20000) continue;
-            const View<float> in = values(m, shape.k);
-            const View<float> out = values(m, shape.n);
+            const View<float> in = bench.values(m, shape.k);
+            const View<float> out = bench.values(m, shape.n);
             const int64_t calls = m > 64 ? 4 : std::max<int64_t>(copies, 16);
-            const double us = time(calls, [&](int64_t call) {
-                backend_.linear(out, in, matrices[static_cast<size_t>(call % copies)]);
+            const double us = bench.time(calls, [&](int64_t call) {
+                bench.backend().linear(out, in, matrices[static_cast<size_t>(call % copies)]);
             });
-            row("native",
-                fmt::format("{} {}x{} {} m{} ({:.1f} TFLOP/s)", shape.name, shape.k, shape.n,
-                            quadrille::name(shape.dtype), m,
-                            2e-6 * static_cast<double>(m * shape.n * shape.k) / us),
-                us, "us", floor(static_cast<double>(bytes), 0, 0, false) * 1e6 / us);
+            bench.row("native",
+                      fmt::format("{} {}x{} {} m{} ({:.1f} TFLOP/s)", shape.name, shape.k, shape.n,
+                                  quadrille::name(shape.dtype), m,
+                                  2e-6 * static_cast<double>(m * shape.n * shape.k) / us),
+                      us, "us", bench.floor(static_cast<double>(bytes), 0, 0, false) * 1e6 / us);
         }
-        buffers_.clear();
+        bench.clear();
     }
 }
 
-void Bench::moe() {
+void bench_moe(GpuBench& bench) {
     constexpr int64_t kHidden = 4096;
     constexpr int64_t kWidth = 1024;  // 2 ranks
     constexpr int32_t kExperts = 288;
@@ -288,21 +142,22 @@ void Bench::moe() {
     for (const int32_t bits : {2, 4}) {
         std::vector<Mlp> table;
         for (int32_t e = 0; e < kExperts; ++e) {
-            table.push_back({exl3_matrix(kWidth, kHidden, bits, Codebook::mcg, 1),
-                             exl3_matrix(kWidth, kHidden, bits, Codebook::mcg, 1),
-                             exl3_matrix(kHidden, kWidth, bits, Codebook::mcg, 2)});
+            table.push_back({bench.exl3_matrix(kWidth, kHidden, bits, Codebook::mcg, 1),
+                             bench.exl3_matrix(kWidth, kHidden, bits, Codebook::mcg, 1),
+                             bench.exl3_matrix(kHidden, kWidth, bits, Codebook::mcg, 2)});
         }
         MoeWeights weights;
-        Array<unsigned char> device(backend_, 1, kExperts * static_cast<int64_t>(sizeof(Mlp)));
-        backend_.upload(device.data(), table.data(), device.bytes());
+        Array<unsigned char> device(bench.backend(), 1,
+                                    kExperts * static_cast<int64_t>(sizeof(Mlp)));
+        bench.backend().upload(device.data(), table.data(), device.bytes());
         weights.experts = reinterpret_cast<const Mlp*>(device.data());
         weights.host_experts = table.data();
         weights.count = kExperts;
         weights.max_width = kWidth;
         std::mt19937 random(5);
         for (const int64_t m : {1, 3, 8, 24, 64, 192, 1024, 4096}) {
-            const View<float> in = values(m, kHidden);
-            const View<float> out = values(m, kHidden);
+            const View<float> in = bench.values(m, kHidden);
+            const View<float> out = bench.values(m, kHidden);
             constexpr int kRoutings = 8;
             std::vector<int32_t> ids;
             double distinct = 0;
@@ -323,87 +178,47 @@ void Bench::moe() {
                 distinct += static_cast<double>(std::count(seen.begin(), seen.end(), true));
             }
             distinct /= kRoutings;
-            Array<int32_t> id(backend_, kRoutings * m, kTopk);
+            Array<int32_t> id(bench.backend(), kRoutings * m, kTopk);
             id.upload(ids);
-            const View<float> weight = values(m, kTopk);
-            const double us = time(m > 192 ? 4 : 16, [&](int64_t call) {
-                backend_.moe(out, in, id.view().slice_rows(call % kRoutings * m, m), weight,
-                             weights);
+            const View<float> weight = bench.values(m, kTopk);
+            const double us = bench.time(m > 192 ? 4 : 16, [&](int64_t call) {
+                bench.backend().moe(out, in, id.view().slice_rows(call % kRoutings * m, m), weight,
+                                    weights);
             });
             const double expert = 3.0 * kHidden * kWidth * distinct;
-            row("moe",
+            bench.row(
+                "moe",
                 fmt::format("288 experts {} bits TP2 m{} ({:.1f} distinct, {:.2f} T weights/s)",
                             bits, m, distinct, expert / us * 1e-6),
-                us, "us", floor(expert * bits / 8, expert, bits, false) * 1e6 / us);
+                us, "us", bench.floor(expert * bits / 8, expert, bits, false) * 1e6 / us);
         }
-        buffers_.clear();
+        bench.clear();
     }
-}
-
-void Bench::ops() {
-    constexpr int64_t kHidden = 4096;
-    const Matrix fn = native_matrix(24, 4 * kHidden, Dtype::bf16);
-    const View<float> base = values(1, 64);
-    for (const int64_t m : {3, 192}) {
-        const View<float> streams = values(m, 4 * kHidden);
-        const View<float> y = values(m, kHidden);
-        const View<float> z = values(m, kHidden);
-        const View<float> pre = values(m, 4);
-        const View<float> post = values(m, 4);
-        const View<float> mix = values(m, 16);
-        const auto timed = [&](const char* name, double bytes, const std::function<void()>& op) {
-            const double us = time(32, [&](int64_t) { op(); });
-            row("ops", fmt::format("{} m{}", name, m), us, "us", bytes / read() * 1e6 / us);
-        };
-        const auto elements = static_cast<double>(m * kHidden) * 4;
-        timed("hyper_weights", 4 * elements + 24 * 4 * kHidden * 2, [&] {
-            backend_.hyper_weights(pre, post, mix, streams, fn, base.data, base.data,
-                                   HyperParams{});
-        });
-        timed("hyper_in", 5 * elements, [&] { backend_.hyper_in(y, streams, pre); });
-        timed("hyper_out", 9 * elements, [&] { backend_.hyper_out(streams, y, post, mix); });
-        timed("rms_norm", 2 * elements, [&] { backend_.rms_norm(z, y, y.data, 1e-5f); });
-        timed("add", 3 * elements, [&] { backend_.add(z, y); });
-        const View<float> logits = values(m, 77440);
-        const View<float> best = values(m, 16);
-        const View<float> offers = values(m, 256);
-        Array<int32_t> ids(backend_, m, 16);
-        Array<int32_t> offered(backend_, m, 256);
-        timed("argmax 77440", static_cast<double>(m) * 77440 * 4,
-              [&] { backend_.argmax(best.data, ids.data(), logits, 0, 77440); });
-        timed("top_k 16 of 77440", static_cast<double>(m) * 77440 * 4,
-              [&] { backend_.top_k(best, ids.view(), logits, 0, 77440); });
-        timed("top_k 256 of 77440", static_cast<double>(m) * 77440 * 4,
-              [&] { backend_.top_k(offers, offered.view(), logits, 0, 77440); });
-    }
-    buffers_.clear();
 }
 
 }  // namespace
 }  // namespace quadrille::cuda
 
 int main(int argc, char** argv) {
-    using quadrille::cuda::Bench;
+    using namespace quadrille::cuda;
     if (quadrille::gpu_count() == 0) {
         std::puts("no GPU: skipped");
         return 77;
     }
-    const std::map<std::string, void (Bench::*)()> all = {{"ruler", &Bench::ruler},
-                                                          {"exl3", &Bench::exl3},
-                                                          {"native", &Bench::native},
-                                                          {"moe", &Bench::moe},
-                                                          {"ops", &Bench::ops}};
-    Bench bench;
+    const std::map<std::string, void (*)(GpuBench&)> all = {
+        {"ruler", bench_ruler}, {"exl3", bench_exl3}, {"native", bench_native},
+        {"moe", bench_moe},     {"ops", bench_ops},   {"sequence", bench_sequence}};
+    GpuBench bench;
     for (int i = 1; i < argc; ++i) {
         const auto found = all.find(argv[i]);
         if (found == all.end()) {
             fmt::print(stderr, "cuda_bench: no bench named {}\n", argv[i]);
             return 2;
         }
-        (bench.*found->second)();
+        found->second(bench);
     }
     if (argc == 1) {
-        for (const auto& [name, run] : all) (bench.*run)();
+        for (const auto& [name, run] : all) run(bench);
     }
     return 0;
 }
