@@ -66,7 +66,7 @@ int32_t attribute_of(cudaDeviceAttr attribute, int32_t device) {
 CudaBackend::CudaBackend(int32_t device)
     : device_name_(use_device(device)),
       processors_(attribute_of(cudaDevAttrMultiProcessorCount, device)),
-      kernels_(attribute_of(cudaDevAttrComputeCapabilityMajor, device) >= 9) {
+      kernels_(stream_.get().overlaps) {
     check_image();
 }
 

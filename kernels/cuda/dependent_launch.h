@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches that overlap their start with the end of the kernel before them (sm_90 and up; elsewhere
-// plain launches). A kernel launched so must call wait_for_earlier_kernels() before it touches
-// anything an earlier kernel writes or still reads: inputs, outputs, scratch. What was uploaded
-// with the model may be read before.
+// plain launches).
+//
+// Every thread block of a kernel launched so calls wait_for_earlier_kernels(), first of all or at
+// least before it returns and before it touches anything an earlier kernel writes or still reads:
+// inputs, outputs, scratch, pointers in device memory. The wait is for the end of the kernel just
+// ahead, which cannot end before it has itself waited: so all earlier ones have ended. A kernel
+// that can end without waiting lets the next one overtake those before it (tests/tree/rules.py).
+//
+// What was uploaded with the model may be read before the wait. Nothing else may be read through
+// __restrict__ or __ldg: the compiler may move such loads ahead of the wait.
 #pragma once
 
 #include "kernels/cuda/handles.h"
+
+#include <utility>
 
 namespace quadrille::cuda {
 
@@ -15,7 +24,8 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next kernel may start once every thread block has come here.
+// The next kernel may start once every thread block has come here. Behind the wait, only one later
+// kernel at a time waits on the device.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -23,9 +33,10 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 #endif
 
-template <class Argument>
-void launch_dependent(void (*kernel)(Argument), dim3 grid, int threads, int shared, bool overlap,
-                      cudaStream_t stream, const Argument& argument) {
+// shared: bytes of dynamic shared memory.
+template <class... Parameters, class... Arguments>
+void launch_dependent(void (*kernel)(Parameters...), dim3 grid, int threads, int shared,
+                      LaunchStream stream, Arguments&&... arguments) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -33,10 +44,15 @@ void launch_dependent(void (*kernel)(Argument), dim3 grid, int threads, int shar
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(shared);
-    config.stream = stream;
+    config.stream = stream.stream;
     config.attrs = &attribute;
-    config.numAttrs = overlap ? 1 : 0;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, argument));
+    config.numAttrs = stream.overlaps ? 1 : 0;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+template <class Argument>
+void launch_dependent(void (*kernel)(Argument), dim3 grid, int threads, int shared, bool overlap,
+                      cudaStream_t stream, const Argument& argument) {
+    launch_dependent(kernel, grid, threads, shared, LaunchStream{stream, overlap}, argument);
 }
 
 }  // namespace quadrille::cuda

@@ -16,6 +16,11 @@ Stream::Stream() {
     cudaStream_t stream = nullptr;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     stream_ = Owned<cudaStream_t, cudaStreamDestroy>(stream);
+    int device = 0;
+    int major = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    overlaps_ = major >= 9;
 }
 
 bool Stream::is_capturing() const {

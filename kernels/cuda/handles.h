@@ -47,15 +47,24 @@ class Owned {
     Handle handle_ = nullptr;
 };
 
+// A stream, and whether its device can start a kernel before the one ahead of it has ended.
+struct LaunchStream {
+    cudaStream_t stream;
+    bool overlaps;
+    operator cudaStream_t() const { return stream; }
+};
+
+// Of the current device.
 class Stream {
   public:
     Stream();
-    cudaStream_t get() const { return stream_.get(); }
+    LaunchStream get() const { return {stream_.get(), overlaps_}; }
     void synchronize() const { CUDA_CHECK(cudaStreamSynchronize(get())); }
     bool is_capturing() const;
 
   private:
     Owned<cudaStream_t, cudaStreamDestroy> stream_;
+    bool overlaps_ = false;
 };
 
 class Event {
