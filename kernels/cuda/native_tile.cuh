@@ -49,8 +49,8 @@ __device__ __forceinline__ Eight16 load_eight(const uint16_t* from, int64_t coun
 __device__ __forceinline__ void load_eight(float (&value)[8], const float* from, int64_t count,
                                            bool aligned) {
     if (count >= 8 && aligned) {
-        const float4 a = __ldg(reinterpret_cast<const float4*>(from));
-        const float4 b = __ldg(reinterpret_cast<const float4*>(from) + 1);
+        const float4 a = reinterpret_cast<const float4*>(from)[0];
+        const float4 b = reinterpret_cast<const float4*>(from)[1];
         value[0] = a.x, value[1] = a.y, value[2] = a.z, value[3] = a.w;
         value[4] = b.x, value[5] = b.y, value[6] = b.z, value[7] = b.w;
     } else {
