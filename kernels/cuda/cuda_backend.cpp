@@ -196,7 +196,7 @@ void CudaBackend::hyper_weights(View<float> pre, View<float> post, View<float> m
     const HyperNeed need = hyper_need(streams.rows, fn);
     cuda::hyper_weights(pre, post, mix, streams, fn, base, scale, params,
                         scope.take<float>(need.partial), workspace_.counters(need.counters),
-                        kernels_.overlaps(), stream_.get());
+                        stream_.get());
 }
 void CudaBackend::hyper_in(View<float> out, View<const float> streams, View<const float> pre) {
     cuda::hyper_in(out, streams, pre, stream_.get());

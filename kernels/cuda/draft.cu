@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The DFlash2 drafter's grouped dynamic convolution and selector walk, in fp32.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 
@@ -29,6 +29,8 @@ __device__ float weight_at(const Matrix& w, int64_t index) {
 __global__ void conv_kernel(View<float> out, View<const float> in, View<const float> dynamic,
                             const float* __restrict__ base, int32_t taps, int32_t group,
                             int32_t block) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= in.cols) return;
     const int64_t groups = in.cols / group;
@@ -57,6 +59,8 @@ struct Walk {
 
 // A warp per sequence. The first of equal candidates wins; ids of -1 are none.
 __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ Walk args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     extern __shared__ float context[];
     const int lane = static_cast<int>(threadIdx.x);
     const int64_t rank = args.projected.cols;
@@ -118,7 +122,7 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ Walk a
 }  // namespace
 
 void draft_conv(View<float> out, View<const float> in, View<const float> dynamic, const float* base,
-                int32_t taps, int32_t group, int32_t block, cudaStream_t stream) {
+                int32_t taps, int32_t group, int32_t block, LaunchStream stream) {
     const int64_t h = in.cols;
     require(taps > 0 && group > 0 && block > 0 && h % group == 0 && in.rows % block == 0 &&
                 out.rows == in.rows && out.cols == h && dynamic.rows == in.rows &&
@@ -128,14 +132,14 @@ void draft_conv(View<float> out, View<const float> in, View<const float> dynamic
     if (in.rows == 0 || h == 0) return;
     const dim3 grid(static_cast<unsigned>((h + kThreads - 1) / kThreads),
                     static_cast<unsigned>(std::min<int64_t>(in.rows, 65535)));
-    conv_kernel<<<grid, kThreads, 0, stream>>>(out, in, dynamic, base, taps, group, block);
-    LAUNCH_CHECK();
+    launch_dependent(conv_kernel, grid, kThreads, 0, stream, out, in, dynamic, base, taps, group,
+                     block);
 }
 
 void walk_path(View<int32_t> path, View<float> scores, View<const float> values,
                View<const int32_t> ids, View<const float> projected, const Matrix& predecessor,
                const Matrix& successor, const int32_t* anchor, const SampleRow* draws,
-               cudaStream_t stream) {
+               LaunchStream stream) {
     const int64_t rank = projected.cols;
     const int64_t slots = path.rows * path.cols;
     require(values.rows == slots && ids.rows == slots && values.cols == ids.cols,
@@ -148,9 +152,8 @@ void walk_path(View<int32_t> path, View<float> scores, View<const float> values,
         "walk_path: projected (sequences k, rank), codebooks native (vocab, rank)");
     if (slots == 0) return;
     const Walk walk = {path, scores, values, ids, projected, predecessor, successor, anchor, draws};
-    walk_kernel<<<static_cast<unsigned>(path.rows), 32, static_cast<size_t>(rank) * sizeof(float),
-                  stream>>>(walk);
-    LAUNCH_CHECK();
+    launch_dependent(walk_kernel, static_cast<unsigned>(path.rows), 32,
+                     static_cast<int>(rank * static_cast<int64_t>(sizeof(float))), stream, walk);
 }
 
 }  // namespace quadrille::cuda

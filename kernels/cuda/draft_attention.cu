@@ -2,7 +2,7 @@
 // Attention of a DFlash2 draft block over the context ring, in fp32. It takes the visible positions
 // in blocks of 256 that begin at multiples of 256, with a running softmax: the cut depends on the
 // position of a row only.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 
@@ -43,6 +43,8 @@ __global__ void __launch_bounds__(kThreads)
     append_kernel(DraftCache cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, DraftAttentionParams params,
                   const __grid_constant__ Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t row = blockIdx.x;
     const int32_t i = rows.row_sequence[row];
     if (rows.slot[i] < 0 || write[row] == 0) return;
@@ -81,6 +83,8 @@ struct Attention {
 };
 
 __global__ void __launch_bounds__(kThreads) rotate_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t row = blockIdx.x;
     const int32_t i = static_cast<int32_t>(row / args.params.block);
     if (args.rows.slot[i] < 0) return;
@@ -285,6 +289,8 @@ class AttendKernel {
 };
 
 __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     extern __shared__ __align__(16) unsigned char shared[];
     AttendKernel(args, *reinterpret_cast<AttendKernel::Shared*>(shared)).run();
 }
@@ -303,21 +309,20 @@ void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
 
 void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,
-                  const Rows& rows, cudaStream_t stream) {
+                  const Rows& rows, LaunchStream stream) {
     check_cache(cache, params);
     const int64_t width = int64_t{params.kv_heads} * params.head_dim;
     require(key.rows == rows.m && value.rows == rows.m && key.cols == width && value.cols == width,
             "draft_append: key and value (m, kv_heads d)");
     if (rows.m == 0) return;
-    append_kernel<<<static_cast<unsigned>(rows.m), kThreads, 0, stream>>>(cache, key, value, k_norm,
-                                                                          write, params, rows);
-    LAUNCH_CHECK();
+    launch_dependent(append_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream, cache, key,
+                     value, k_norm, write, params, rows);
 }
 
 void draft_attention(View<float> out, View<const float> query, View<const float> key,
                      View<const float> value, const float* q_norm, const float* k_norm,
                      const DraftCache& cache, const DraftAttentionParams& params, const Rows& rows,
-                     float* scratch, KernelSet& kernels, cudaStream_t stream) {
+                     float* scratch, KernelSet& kernels, LaunchStream stream) {
     check_cache(cache, params);
     const int64_t d = params.head_dim;
     require(params.block > 0 && out.rows == int64_t{rows.sequences} * params.block &&
@@ -340,13 +345,11 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
                             rows,
                             scratch,
                             scratch + out.rows * params.heads * d};
-    rotate_kernel<<<static_cast<unsigned>(out.rows), kThreads, 0, stream>>>(args);
-    LAUNCH_CHECK();
+    launch_dependent(rotate_kernel, static_cast<unsigned>(out.rows), kThreads, 0, stream, args);
     constexpr auto kShared = static_cast<int>(sizeof(AttendKernel::Shared));
     kernels.allow_shared(attend_kernel, kShared);
     const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(rows.sequences));
-    attend_kernel<<<grid, kThreads, kShared, stream>>>(args);
-    LAUNCH_CHECK();
+    launch_dependent(attend_kernel, grid, kThreads, kShared, stream, args);
 }
 
 }  // namespace quadrille::cuda

@@ -2,7 +2,6 @@
 // Manifold-constrained hyper-connections: the gates of one site and the two mixes of the residual
 // streams. All fp32.
 #include "kernels/cuda/dependent_launch.h"
-#include "kernels/cuda/handles.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 #include "kernels/cuda/swiglu.cuh"
@@ -217,6 +216,8 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__
 }
 
 __global__ void hyper_in_kernel(View<float> out, View<const float> streams, View<const float> pre) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= out.cols) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -230,6 +231,8 @@ __global__ void hyper_in_kernel(View<float> out, View<const float> streams, View
 
 __global__ void hyper_out_kernel(View<float> streams, View<const float> y, View<const float> post,
                                  View<const float> mix) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= y.cols) return;
     const auto s = static_cast<int32_t>(post.cols);
@@ -253,6 +256,8 @@ __global__ void hyper_out_kernel(View<float> streams, View<const float> y, View<
 }
 
 __global__ void stream_mean_kernel(View<float> out, View<const float> streams, int32_t count) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= out.cols) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -278,8 +283,8 @@ HyperNeed hyper_need(int64_t rows, const Matrix& fn) {
 
 void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<const float> streams,
                    const Matrix& fn, const float* base, const float* scale,
-                   const HyperParams& params, float* partial, int32_t* counters, bool overlap,
-                   cudaStream_t stream) {
+                   const HyperParams& params, float* partial, int32_t* counters,
+                   LaunchStream stream) {
     const int32_t s = params.streams;
     require(s > 0 && s <= kMaxStreams, "hyper_weights: 1..8 streams");
     require(fn.weights != nullptr && fn.n == 2 * s + s * s && fn.k == streams.cols,
@@ -291,37 +296,36 @@ void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<cons
     const Gates gates = {pre, post, mix, streams, fn, base, scale, params, partial, counters};
     const dim3 grid(static_cast<unsigned>((fn.k + kChunk - 1) / kChunk),
                     static_cast<unsigned>((streams.rows + kRows - 1) / kRows));
-    launch_dependent(gates_kernel, grid, kThreads, 0, overlap, stream, gates);
+    launch_dependent(gates_kernel, grid, kThreads, 0, stream, gates);
 }
 
 void hyper_in(View<float> out, View<const float> streams, View<const float> pre,
-              cudaStream_t stream) {
+              LaunchStream stream) {
     require(streams.cols == pre.cols * out.cols && streams.rows == out.rows &&
                 pre.rows == out.rows && pre.cols > 0,
             "hyper_in: streams (m, s h), pre (m, s)");
     if (out.rows == 0 || out.cols == 0) return;
-    hyper_in_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, streams, pre);
-    LAUNCH_CHECK();
+    launch_dependent(hyper_in_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
+                     streams, pre);
 }
 
 void hyper_out(View<float> streams, View<const float> y, View<const float> post,
-               View<const float> mix, cudaStream_t stream) {
+               View<const float> mix, LaunchStream stream) {
     const int64_t s = post.cols;
     require(s > 0 && s <= kMaxStreams && streams.cols == s * y.cols && mix.cols == s * s &&
                 streams.rows == y.rows && post.rows == y.rows && mix.rows == y.rows,
             "hyper_out: streams (m, s h), post (m, s), mix (m, s^2)");
     if (y.rows == 0 || y.cols == 0) return;
-    hyper_out_kernel<<<element_grid(y.rows, y.cols), kThreads, 0, stream>>>(streams, y, post, mix);
-    LAUNCH_CHECK();
+    launch_dependent(hyper_out_kernel, element_grid(y.rows, y.cols), kThreads, 0, stream, streams,
+                     y, post, mix);
 }
 
-void stream_mean(View<float> out, View<const float> streams, int32_t count, cudaStream_t stream) {
+void stream_mean(View<float> out, View<const float> streams, int32_t count, LaunchStream stream) {
     require(count > 0 && streams.cols == count * out.cols && streams.rows == out.rows,
             "stream_mean: streams (m, s h)");
     if (out.rows == 0 || out.cols == 0) return;
-    stream_mean_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, streams,
-                                                                                  count);
-    LAUNCH_CHECK();
+    launch_dependent(stream_mean_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
+                     streams, count);
 }
 
 }  // namespace quadrille::cuda

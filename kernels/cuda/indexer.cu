@@ -2,7 +2,7 @@
 // The sparse indexer of an MLA layer: pools of keys, their scores, the positions a row attends to.
 // Scores are fp32 sums in a fixed order; the choice is exact: the largest scores, the lowest pool
 // among equals, found by four passes over the scores' bits.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/sequence_launch.h"
 
 #include <algorithm>
@@ -36,6 +36,8 @@ __device__ Sequence sequence_of(const Rows& rows, int64_t row) {
 __global__ void __launch_bounds__(kThreads)
     pool_kernel(IndexCache cache, View<const float> key, View<const float> gate, const float* ape,
                 int32_t pool, int64_t d, const __grid_constant__ Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t row = blockIdx.x;
     const Sequence s = sequence_of(rows, row);
     const int64_t last = s.position + row - s.first;
@@ -68,6 +70,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     ring_kernel(IndexCache cache, View<const float> key, View<const float> gate, int64_t d,
                 const __grid_constant__ Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t row = blockIdx.x;
     const Sequence s = sequence_of(rows, row);
     const int64_t t = s.position + row - s.first;
@@ -107,6 +111,8 @@ __device__ int64_t pools_to_rank(const Rows& rows, const IndexParams& params, in
 // sum_h weight[h] relu(query[h] . pool / sqrt(d)) / sqrt(heads) of kTilePools pools and one row. A
 // thread takes every kHeadGroups-th head of one pool. Shared: pools (d x kTilePools), the sums.
 __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__ Scoring args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     extern __shared__ float shared[];
     __shared__ float sums[kHeadGroups][kTilePools];
     const int64_t row = args.first + blockIdx.y;
@@ -203,6 +209,8 @@ __global__ void __launch_bounds__(kSelectThreads)
     select_kernel(View<int32_t> selected, int32_t* count, const uint32_t* all_keys,
                   int64_t key_stride, IndexParams params, const __grid_constant__ Rows rows,
                   int64_t first) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ int32_t histogram[256];
     __shared__ int scan[kSelectThreads / 32];
     const int64_t row = first + blockIdx.x;
@@ -259,7 +267,7 @@ int64_t most_pools(const IndexCache& cache, const IndexParams& params) {
 
 void index_pool(const IndexCache& cache, View<const float> key, View<const float> gate,
                 const float* ape, const IndexParams& params, const Rows& rows,
-                cudaStream_t stream) {
+                LaunchStream stream) {
     const int64_t d = params.head_dim;
     require(params.pool > 0 && params.pool <= kMaxPool && cache.ring_size >= params.pool - 1,
             "index_pool: 1..64 tokens per pool, the ring holds an unfinished one");
@@ -268,10 +276,9 @@ void index_pool(const IndexCache& cache, View<const float> key, View<const float
             "index_pool: key and gate (m, d), ring (slots, ring_size 2 d)");
     if (rows.m == 0) return;
     const auto blocks = static_cast<unsigned>(rows.m);
-    pool_kernel<<<blocks, kThreads, 0, stream>>>(cache, key, gate, ape, params.pool, d, rows);
-    LAUNCH_CHECK();
-    ring_kernel<<<blocks, kThreads, 0, stream>>>(cache, key, gate, d, rows);
-    LAUNCH_CHECK();
+    launch_dependent(pool_kernel, blocks, kThreads, 0, stream, cache, key, gate, ape, params.pool,
+                     d, rows);
+    launch_dependent(ring_kernel, blocks, kThreads, 0, stream, cache, key, gate, d, rows);
 }
 
 int64_t index_keys(int64_t rows, const IndexCache& cache, const IndexParams& params) {
@@ -281,7 +288,7 @@ int64_t index_keys(int64_t rows, const IndexCache& cache, const IndexParams& par
 
 void index_select(View<int32_t> selected, int32_t* count, View<const float> query,
                   View<const float> weight, const IndexCache& cache, const IndexParams& params,
-                  const Rows& rows, uint32_t* keys, KernelSet& kernels, cudaStream_t stream) {
+                  const Rows& rows, uint32_t* keys, KernelSet& kernels, LaunchStream stream) {
     const int64_t d = params.head_dim;
     require(params.pool > 0 && params.topk >= params.pool && params.topk % params.pool == 0,
             "index_select: topk is a multiple of pool");
@@ -293,20 +300,19 @@ void index_select(View<int32_t> selected, int32_t* count, View<const float> quer
     const int64_t pools = most_pools(cache, params);
     const bool may_rank = pools > params.topk / params.pool;
     const int64_t step = rows_at_once(rows.m, pools);
-    const auto shared = static_cast<size_t>(d * (kTilePools + 1)) * sizeof(float);
-    kernels.allow_shared(score_kernel, static_cast<int>(shared));
+    const auto shared =
+        static_cast<int>(d * (kTilePools + 1) * static_cast<int64_t>(sizeof(float)));
+    kernels.allow_shared(score_kernel, shared);
     for (int64_t first = 0; first < rows.m; first += step) {
         const auto count_rows = static_cast<unsigned>(std::min(step, rows.m - first));
         if (may_rank) {
             const Scoring scoring = {query, weight, cache, params, rows, first, keys, pools};
             const dim3 grid(static_cast<unsigned>((pools + kTilePools - 1) / kTilePools),
                             count_rows);
-            score_kernel<<<grid, kThreads, shared, stream>>>(scoring);
-            LAUNCH_CHECK();
+            launch_dependent(score_kernel, grid, kThreads, shared, stream, scoring);
         }
-        select_kernel<<<count_rows, kSelectThreads, 0, stream>>>(selected, count, keys, pools,
-                                                                 params, rows, first);
-        LAUNCH_CHECK();
+        launch_dependent(select_kernel, count_rows, kSelectThreads, 0, stream, selected, count,
+                         keys, pools, params, rows, first);
     }
 }
 

@@ -7,7 +7,7 @@
 //
 // Bound of a decode: the state read and written, 128 KB per head of 128. Bound of a prefill: the
 // latency of a row's two sums over the keys.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 #include "kernels/cuda/swiglu.cuh"
@@ -309,6 +309,8 @@ class KdaKernel {
 template <int kDim>
 __global__ void __launch_bounds__(kDim* kKeyGroups)
     kda_kernel(const __grid_constant__ KdaArgs args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ Shared<kDim> shared;
     KdaKernel<kDim>(args, shared).run();
 }
@@ -325,33 +327,32 @@ void check_state(const KdaState& state, const KdaParams& params) {
             "kda: pending buffers hold the same number of rows");
 }
 
-void launch(const KdaArgs& args, int32_t sequences, cudaStream_t stream) {
+void launch(const KdaArgs& args, int32_t sequences, LaunchStream stream) {
     if (sequences == 0) return;
     const dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(sequences));
     switch (args.params.head_dim) {
         case 16:
-            kda_kernel<16><<<grid, 16 * kKeyGroups, 0, stream>>>(args);
+            launch_dependent(kda_kernel<16>, grid, 16 * kKeyGroups, 0, stream, args);
             break;
         case 32:
-            kda_kernel<32><<<grid, 32 * kKeyGroups, 0, stream>>>(args);
+            launch_dependent(kda_kernel<32>, grid, 32 * kKeyGroups, 0, stream, args);
             break;
         case 64:
-            kda_kernel<64><<<grid, 64 * kKeyGroups, 0, stream>>>(args);
+            launch_dependent(kda_kernel<64>, grid, 64 * kKeyGroups, 0, stream, args);
             break;
         case 128:
-            kda_kernel<128><<<grid, 128 * kKeyGroups, 0, stream>>>(args);
+            launch_dependent(kda_kernel<128>, grid, 128 * kKeyGroups, 0, stream, args);
             break;
         default:
             require(false, "kda: head_dim 16, 32, 64 or 128 on a GPU");
     }
-    LAUNCH_CHECK();
 }
 
 }  // namespace
 
 void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,
          View<const float> g, const KdaWeights& weights, const KdaState& state,
-         const KdaParams& params, const Rows& rows, cudaStream_t stream) {
+         const KdaParams& params, const Rows& rows, LaunchStream stream) {
     check_state(state, params);
     const int64_t c = int64_t{params.heads} * params.head_dim;
     require(out.rows == rows.m && qkv.rows == rows.m && f.rows == rows.m && b.rows == rows.m &&
@@ -363,7 +364,7 @@ void kda(View<float> out, View<const float> qkv, View<const float> f, View<const
 }
 
 void kda_flush(const KdaWeights& weights, const KdaState& state, const KdaParams& params,
-               int32_t slot, int32_t pending, bool fresh, cudaStream_t stream) {
+               int32_t slot, int32_t pending, bool fresh, LaunchStream stream) {
     check_state(state, params);
     require(slot >= 0 && slot < state.state.rows, "kda: the slot exists");
     require(pending >= 0 && int64_t{pending} * params.heads <= state.pending_beta.cols,

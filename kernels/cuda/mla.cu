@@ -3,7 +3,7 @@
 // head, all heads attend to the same latents, values come out of the latent space last. All fp32.
 // The attended positions are cut into splits of 128 list entries, whatever the company: each split
 // has its own softmax, the splits are merged in order.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 
@@ -72,6 +72,8 @@ __device__ Attended attended(const Attention& args, int64_t row) {
 
 // queries[h] = sum over the head's key rows j of q[j] * kv_b row j; a thread per latent channel.
 __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     extern __shared__ float q[];  // (key_dim, kRows)
     const int64_t r = args.params.latent_dim;
     const int32_t keys = args.params.key_dim;
@@ -105,6 +107,8 @@ __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant_
 // One split of one row, kHeads heads. Scores: a warp per position and head, each lane every 32nd
 // channel. Sums: a thread per channel, all heads.
 __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ float query[kHeads][kMaxLatent];
     __shared__ float scores[kSplit][kHeads];
     __shared__ float largest[kHeads];
@@ -186,6 +190,8 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
 
 // sums[h] = the splits merged in order; a thread block per row and head.
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t r = args.params.latent_dim;
     const int64_t row = blockIdx.y;
     const int64_t cell = row * args.params.heads + blockIdx.x;
@@ -207,6 +213,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
 // out[h][j] = value row j of the head . sums[h]; a warp per output, kRows rows at once.
 __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t r = args.params.latent_dim;
     const int32_t values = args.params.value_dim;
     const int32_t head = static_cast<int32_t>(blockIdx.x);
@@ -240,6 +248,8 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant_
 __global__ void __launch_bounds__(kThreads)
     append_kernel(View<float> latents, View<const float> latent,
                   const __grid_constant__ Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t row = blockIdx.x;
     const int32_t i = rows.row_sequence[row];
     if (rows.slot[i] < 0) return;
@@ -267,11 +277,11 @@ Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params)
 }  // namespace
 
 void latent_append(View<float> latents, View<const float> latent, const Rows& rows,
-                   cudaStream_t stream) {
+                   LaunchStream stream) {
     require(latent.rows == rows.m, "latent_append: latent (m, r)");
     if (rows.m == 0) return;
-    append_kernel<<<static_cast<unsigned>(rows.m), kThreads, 0, stream>>>(latents, latent, rows);
-    LAUNCH_CHECK();
+    launch_dependent(append_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream, latents,
+                     latent, rows);
 }
 
 int64_t mla_scratch(int64_t rows, View<const float> latents, const MlaParams& params) {
@@ -282,7 +292,7 @@ int64_t mla_scratch(int64_t rows, View<const float> latents, const MlaParams& pa
 void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                    View<const float> latents, View<const int32_t> selected, const int32_t* count,
                    const MlaParams& params, const Rows& rows, float* scratch, KernelSet& kernels,
-                   cudaStream_t stream) {
+                   LaunchStream stream) {
     const int64_t r = params.latent_dim;
     require(kv_b.weights != nullptr && kv_b.k == r &&
                 kv_b.n == int64_t{params.heads} * (params.key_dim + params.value_dim),
@@ -294,8 +304,9 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
     require(r <= kMaxLatent, "mla_attention: latents of at most 512 on a GPU");
     const Sizes sizes = sizes_of(rows.m, latents, params);
     const auto heads = static_cast<unsigned>(params.heads);
-    const auto shared = static_cast<size_t>(params.key_dim) * kRows * sizeof(float);
-    kernels.allow_shared(absorb_kernel, static_cast<int>(shared));
+    const auto shared =
+        static_cast<int>(params.key_dim * kRows * static_cast<int64_t>(sizeof(float)));
+    kernels.allow_shared(absorb_kernel, shared);
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);
         Attention args = {out, query, kv_b, latents, selected, count, params, rows, first, used};
@@ -306,17 +317,15 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
         args.part_stats = args.parts + used * heads * sizes.splits * r;
         const auto groups = static_cast<unsigned>((used + kRows - 1) / kRows);
         const auto columns = static_cast<unsigned>((r + kThreads - 1) / kThreads);
-        absorb_kernel<<<dim3(heads, groups, columns), kThreads, shared, stream>>>(args);
-        LAUNCH_CHECK();
+        launch_dependent(absorb_kernel, dim3(heads, groups, columns), kThreads, shared, stream,
+                         args);
         const dim3 grid(std::min(static_cast<unsigned>(sizes.splits), kSplitBlocks),
                         (heads + kHeads - 1) / kHeads, static_cast<unsigned>(used));
-        attend_kernel<<<grid, kThreads, 0, stream>>>(args);
-        LAUNCH_CHECK();
-        merge_kernel<<<dim3(heads, static_cast<unsigned>(used)), kThreads, 0, stream>>>(args);
-        LAUNCH_CHECK();
+        launch_dependent(attend_kernel, grid, kThreads, 0, stream, args);
+        launch_dependent(merge_kernel, dim3(heads, static_cast<unsigned>(used)), kThreads, 0,
+                         stream, args);
         const unsigned slices = params.value_dim >= 128 ? 4 : 1;
-        expand_kernel<<<dim3(heads, groups, slices), kThreads, 0, stream>>>(args);
-        LAUNCH_CHECK();
+        launch_dependent(expand_kernel, dim3(heads, groups, slices), kThreads, 0, stream, args);
     }
 }
 

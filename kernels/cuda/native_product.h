@@ -53,12 +53,12 @@ void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t
 // 256 columns x 64 rows a thread block, bf16, from fragments; a matrix of several segments only
 // with out.by_segment.
 void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_t members,
-                  KernelSet& kernels, cudaStream_t stream);
+                  KernelSet& kernels, LaunchStream stream);
 
 // Two-term fragments of m rows (or of the tiles of `product`), k inputs padded to 64: per group of
 // 8 rows and 32 inputs, 32 lanes of 4 + 4 words (high terms, low terms).
 void split_rows(uint4* fragments, const NativeProduct& product, int64_t k, int32_t tiles,
-                cudaStream_t stream);
+                LaunchStream stream);
 constexpr int64_t split_size(int64_t positions, int64_t k) {
     return (positions + 7) / 8 * ((k + 63) / 64 * 2) * 64;
 }

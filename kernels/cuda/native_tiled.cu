@@ -3,7 +3,7 @@
 // registers, the split activations (made once by split_rows) through shared memory. The chains of
 // MMAs are those of the streaming kernel, so the bits are the same. Segments stay apart.
 #include "kernels/cuda/async.cuh"
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/native_tile.cuh"
 
 namespace quadrille::cuda {
@@ -220,6 +220,8 @@ class TiledKernel {
 
 __global__ void __launch_bounds__(kWarps * 32, 1)
     native_tiled_kernel(const __grid_constant__ NativeProduct args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     extern __shared__ __align__(128) uint4 shared[];
     Rows rows{};
     if (!rows_of_block(args, rows)) return;
@@ -232,6 +234,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 // A warp splits 32 inputs of 8 rows.
 __global__ void __launch_bounds__(256)
     split_rows_kernel(uint4* fragments, const __grid_constant__ NativeProduct args, int64_t k) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int32_t y = static_cast<int32_t>(blockIdx.y);
     int32_t first = y * kNativeTileRows;
     int32_t count = min(kNativeTileRows, args.m - first);
@@ -267,22 +271,20 @@ __global__ void __launch_bounds__(256)
 }  // namespace
 
 void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_t members,
-                  KernelSet& kernels, cudaStream_t stream) {
+                  KernelSet& kernels, LaunchStream stream) {
     if (tiles == 0 || n == 0) return;
     kernels.allow_shared(native_tiled_kernel, kSharedBytes);
     const dim3 grid(static_cast<unsigned>((n + 255) / 256), static_cast<unsigned>(tiles),
                     static_cast<unsigned>(members));
-    native_tiled_kernel<<<grid, kWarps * 32, kSharedBytes, stream>>>(product);
-    LAUNCH_CHECK();
+    launch_dependent(native_tiled_kernel, grid, kWarps * 32, kSharedBytes, stream, product);
 }
 
 void split_rows(uint4* fragments, const NativeProduct& product, int64_t k, int32_t tiles,
-                cudaStream_t stream) {
+                LaunchStream stream) {
     if (tiles == 0 || k == 0) return;
     const dim3 grid(static_cast<unsigned>(((k + 63) / 64 * 2 + 7) / 8),
                     static_cast<unsigned>(tiles));
-    split_rows_kernel<<<grid, 256, 0, stream>>>(fragments, product, k);
-    LAUNCH_CHECK();
+    launch_dependent(split_rows_kernel, grid, 256, 0, stream, fragments, product, k);
 }
 
 }  // namespace quadrille::cuda

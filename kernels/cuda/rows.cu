@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that work row by row without a product: embedding, norms, the gate of an MLP, sums, copies.
 // All move each byte once; a row's sums run over a fixed number of threads in a fixed order.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/swiglu.cuh"
@@ -38,6 +38,8 @@ __device__ float weight_at(const void* weights, Dtype dtype, int64_t index) {
 
 __global__ void embed_kernel(View<float> out, const int32_t* tokens,
                              const __grid_constant__ Matrix table, int32_t copies) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= table.k) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -54,6 +56,8 @@ __global__ void embed_kernel(View<float> out, const int32_t* tokens,
 __global__ void __launch_bounds__(kNormThreads)
     rms_norm_kernel(View<float> out, View<const float> in, const float* __restrict__ weight,
                     float eps) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ float shared[kNormThreads / 32];
     const float* x = in.data + blockIdx.x * in.stride;
     float* y = out.data + blockIdx.x * out.stride;
@@ -69,6 +73,8 @@ __global__ void __launch_bounds__(kNormThreads)
 __global__ void __launch_bounds__(kNormThreads)
     layer_norm_kernel(View<float> out, View<const float> in, const float* __restrict__ weight,
                       const float* __restrict__ bias, float eps) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ float shared[kNormThreads / 32];
     const float* x = in.data + blockIdx.x * in.stride;
     float* y = out.data + blockIdx.x * out.stride;
@@ -88,6 +94,8 @@ __global__ void __launch_bounds__(kNormThreads)
 
 __global__ void swiglu_kernel(View<float> out, View<const float> gate, View<const float> up,
                               float limit) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= out.cols) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -97,6 +105,8 @@ __global__ void swiglu_kernel(View<float> out, View<const float> gate, View<cons
 }
 
 __global__ void add_kernel(View<float> out, View<const float> in) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= out.cols) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -104,8 +114,10 @@ __global__ void add_kernel(View<float> out, View<const float> in) {
     }
 }
 
-__global__ void tree_sum_kernel(View<float> out, const float* __restrict__ parts, int32_t count,
+__global__ void tree_sum_kernel(View<float> out, const float* parts, int32_t count,
                                 int64_t part_stride, const float* __restrict__ bias) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= out.cols) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -117,8 +129,9 @@ __global__ void tree_sum_kernel(View<float> out, const float* __restrict__ parts
     }
 }
 
-__global__ void copy_rows_kernel(View<float> out, View<const float> in,
-                                 const int32_t* __restrict__ index) {
+__global__ void copy_rows_kernel(View<float> out, View<const float> in, const int32_t* index) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (c >= out.cols) return;
     for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
@@ -146,63 +159,58 @@ void check_image() {
 }
 
 void embed(View<float> out, const int32_t* tokens, const Matrix& table, int32_t copies,
-           cudaStream_t stream) {
+           LaunchStream stream) {
     require(!table.is_exl3(), "embed: a native table");
     require(copies >= 1 && out.cols == copies * table.k, "embed: out is (m, copies * h)");
     if (out.rows == 0 || table.k == 0) return;
-    embed_kernel<<<element_grid(out.rows, table.k), kThreads, 0, stream>>>(out, tokens, table,
-                                                                           copies);
-    LAUNCH_CHECK();
+    launch_dependent(embed_kernel, element_grid(out.rows, table.k), kThreads, 0, stream, out,
+                     tokens, table, copies);
 }
 
 void rms_norm(View<float> out, View<const float> in, const float* weight, float eps,
-              cudaStream_t stream) {
+              LaunchStream stream) {
     require_same_shape(out, in, "rms_norm: out and in have one shape");
     if (in.rows == 0) return;
-    rms_norm_kernel<<<static_cast<unsigned>(in.rows), kNormThreads, 0, stream>>>(out, in, weight,
-                                                                                 eps);
-    LAUNCH_CHECK();
+    launch_dependent(rms_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0, stream, out,
+                     in, weight, eps);
 }
 
 void layer_norm(View<float> out, View<const float> in, const float* weight, const float* bias,
-                float eps, cudaStream_t stream) {
+                float eps, LaunchStream stream) {
     require_same_shape(out, in, "layer_norm: out and in have one shape");
     if (in.rows == 0) return;
-    layer_norm_kernel<<<static_cast<unsigned>(in.rows), kNormThreads, 0, stream>>>(out, in, weight,
-                                                                                   bias, eps);
-    LAUNCH_CHECK();
+    launch_dependent(layer_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0, stream,
+                     out, in, weight, bias, eps);
 }
 
 void swiglu(View<float> out, View<const float> gate, View<const float> up, float limit,
-            cudaStream_t stream) {
+            LaunchStream stream) {
     require_same_shape(out, gate, "swiglu: out and gate have one shape");
     require_same_shape(out, up, "swiglu: out and up have one shape");
     if (out.rows == 0 || out.cols == 0) return;
-    swiglu_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, gate, up, limit);
-    LAUNCH_CHECK();
+    launch_dependent(swiglu_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
+                     gate, up, limit);
 }
 
-void add(View<float> out, View<const float> in, cudaStream_t stream) {
+void add(View<float> out, View<const float> in, LaunchStream stream) {
     require_same_shape(out, in, "add: out and in have one shape");
     if (out.rows == 0 || out.cols == 0) return;
-    add_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, in);
-    LAUNCH_CHECK();
+    launch_dependent(add_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out, in);
 }
 
 void tree_sum(View<float> out, const float* parts, int32_t count, int64_t part_stride,
-              const float* bias, cudaStream_t stream) {
+              const float* bias, LaunchStream stream) {
     require(count == 1 || count == 2 || count == 4, "tree_sum: 1, 2 or 4 parts");
     if (out.rows == 0 || out.cols == 0) return;
-    tree_sum_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, parts, count,
-                                                                               part_stride, bias);
-    LAUNCH_CHECK();
+    launch_dependent(tree_sum_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
+                     parts, count, part_stride, bias);
 }
 
-void copy_rows(View<float> out, View<const float> in, const int32_t* index, cudaStream_t stream) {
+void copy_rows(View<float> out, View<const float> in, const int32_t* index, LaunchStream stream) {
     require(out.cols == in.cols, "copy_rows: rows of one width");
     if (out.rows == 0 || out.cols == 0) return;
-    copy_rows_kernel<<<element_grid(out.rows, out.cols), kThreads, 0, stream>>>(out, in, index);
-    LAUNCH_CHECK();
+    launch_dependent(copy_rows_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
+                     in, index);
 }
 
 }  // namespace quadrille::cuda

@@ -2,7 +2,7 @@
 // Draws from rows of logits. The arithmetic of one column (kernels/sample_row.h, noise.h,
 // exp_sum.h) is shared with the CPU and exact in the same way, so results have the same bits.
 #include "kernels/cuda/candidate.cuh"
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/sequence_launch.h"
 #include "kernels/sample_row.h"
 
@@ -19,6 +19,8 @@ using Draw = CandidateOf<double>;  // a column and its score
 
 __global__ void mark_seen_kernel(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
                                  int32_t count) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const auto i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     const auto id = static_cast<uint32_t>(tokens[i]);
@@ -30,6 +32,8 @@ __global__ void __launch_bounds__(kThreads)
     sample_kernel(double* score, int32_t* id, float* logit, View<const float> logits,
                   const SampleRow* rows, View<const int32_t> excluded, int32_t first_id,
                   int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t i = blockIdx.x;
     const SampleRow row = rows[i];
     const float* x = logits.data + row.row * logits.stride;
@@ -75,6 +79,8 @@ __global__ void __launch_bounds__(kThreads)
 // out (count, valid): l', NaN for what is never a candidate.
 __global__ void penalize_kernel(float* out, View<const float> logits, const SampleRow* rows,
                                 int32_t first_id, int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const auto c = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
     if (c >= valid) return;
     const SampleRow& row = rows[blockIdx.y];
@@ -84,6 +90,8 @@ __global__ void penalize_kernel(float* out, View<const float> logits, const Samp
 
 __global__ void raw_kernel(View<float> raw, View<const int32_t> ids, View<const float> logits,
                            const SampleRow* rows, int32_t first_id) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t i = blockIdx.x;
     for (int64_t j = threadIdx.x; j < ids.cols; j += blockDim.x) {
         const int32_t id = ids.data[i * ids.stride + j];
@@ -95,6 +103,8 @@ __global__ void raw_kernel(View<float> raw, View<const int32_t> ids, View<const 
 __global__ void __launch_bounds__(kSumThreads)
     sample_sum_kernel(ExpSum* sums, View<const float> logits, const SampleRow* rows,
                       int32_t first_id, int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ ExpSum shared[kSumThreads];
     const int64_t i = blockIdx.x;
     const SampleRow row = rows[i];
@@ -115,6 +125,8 @@ __global__ void __launch_bounds__(kSumThreads)
 __global__ void sample_at_kernel(View<float> values, View<float> raw, View<const int32_t> ids,
                                  View<const float> logits, const SampleRow* rows, int32_t first_id,
                                  int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t i = blockIdx.x;
     for (int64_t j = threadIdx.x; j < ids.cols; j += blockDim.x) {
         const int32_t id = ids.data[i * ids.stride + j];
@@ -133,60 +145,55 @@ void check_columns(View<const float> logits, int32_t first_id, int32_t valid) {
 }  // namespace
 
 void mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens, int32_t count,
-               cudaStream_t stream) {
+               LaunchStream stream) {
     if (count == 0) return;
-    mark_seen_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(seen, slots,
-                                                                                     tokens, count);
-    LAUNCH_CHECK();
+    launch_dependent(mark_seen_kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream,
+                     seen, slots, tokens, count);
 }
 
 void sample(double* score, int32_t* id, float* logit, View<const float> logits,
             const SampleRow* rows, int32_t count, View<const int32_t> excluded, int32_t first_id,
-            int32_t valid, cudaStream_t stream) {
+            int32_t valid, LaunchStream stream) {
     check_columns(logits, first_id, valid);
     require(excluded.cols == 0 || excluded.rows >= count, "sample: excluded ids (count, n)");
     if (count == 0) return;
-    sample_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(
-        score, id, logit, logits, rows, excluded, first_id, valid);
-    LAUNCH_CHECK();
+    launch_dependent(sample_kernel, static_cast<unsigned>(count), kThreads, 0, stream, score, id,
+                     logit, logits, rows, excluded, first_id, valid);
 }
 
 void sample_penalized(float* out, View<const float> logits, const SampleRow* rows, int32_t count,
-                      int32_t first_id, int32_t valid, cudaStream_t stream) {
+                      int32_t first_id, int32_t valid, LaunchStream stream) {
     check_columns(logits, first_id, valid);
     if (count == 0 || valid == 0) return;
     const dim3 grid(static_cast<unsigned>((valid + 255) / 256), static_cast<unsigned>(count));
-    penalize_kernel<<<grid, 256, 0, stream>>>(out, logits, rows, first_id, valid);
-    LAUNCH_CHECK();
+    launch_dependent(penalize_kernel, grid, 256, 0, stream, out, logits, rows, first_id, valid);
 }
 
 void sample_raw(View<float> raw, View<const int32_t> ids, View<const float> logits,
-                const SampleRow* rows, int32_t count, int32_t first_id, cudaStream_t stream) {
+                const SampleRow* rows, int32_t count, int32_t first_id, LaunchStream stream) {
     if (count == 0) return;
-    raw_kernel<<<static_cast<unsigned>(count), 256, 0, stream>>>(raw, ids, logits, rows, first_id);
-    LAUNCH_CHECK();
+    launch_dependent(raw_kernel, static_cast<unsigned>(count), 256, 0, stream, raw, ids, logits,
+                     rows, first_id);
 }
 
 void sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows, int32_t count,
-                int32_t first_id, int32_t valid, cudaStream_t stream) {
+                int32_t first_id, int32_t valid, LaunchStream stream) {
     check_columns(logits, first_id, valid);
     if (count == 0) return;
-    sample_sum_kernel<<<static_cast<unsigned>(count), kSumThreads, 0, stream>>>(sums, logits, rows,
-                                                                                first_id, valid);
-    LAUNCH_CHECK();
+    launch_dependent(sample_sum_kernel, static_cast<unsigned>(count), kSumThreads, 0, stream, sums,
+                     logits, rows, first_id, valid);
 }
 
 void sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
                View<const float> logits, const SampleRow* rows, int32_t count, int32_t first_id,
-               int32_t valid, cudaStream_t stream) {
+               int32_t valid, LaunchStream stream) {
     check_columns(logits, first_id, valid);
     require(values.rows >= count && raw.rows >= count && ids.rows >= count &&
                 values.cols == ids.cols && raw.cols == ids.cols,
             "sample_at: values, raw and ids are (count, n)");
     if (count == 0 || ids.cols == 0) return;
-    sample_at_kernel<<<static_cast<unsigned>(count), 256, 0, stream>>>(values, raw, ids, logits,
-                                                                       rows, first_id, valid);
-    LAUNCH_CHECK();
+    launch_dependent(sample_at_kernel, static_cast<unsigned>(count), 256, 0, stream, values, raw,
+                     ids, logits, rows, first_id, valid);
 }
 
 }  // namespace quadrille::cuda

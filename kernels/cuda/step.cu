@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ties the parts of a decode step together: blocks from drafts, acceptance, one choice from
 // those of several ranks. A thread per row: a step has at most some hundred.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/sequence_launch.h"
 
 namespace quadrille::cuda {
@@ -12,6 +12,8 @@ constexpr int kThreads = 128;
 
 __global__ void block_tokens_kernel(int32_t* tokens, const int32_t* anchor,
                                     View<const int32_t> path, const Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const auto r = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
     if (r >= rows.m) return;
     const int32_t i = rows.row_sequence[r];
@@ -25,6 +27,8 @@ __global__ void block_tokens_kernel(int32_t* tokens, const int32_t* anchor,
 
 __global__ void accept_prefix_kernel(uint8_t* write, const int32_t* tokens, const int32_t* target,
                                      const Rows rows, int32_t room) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const auto r = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
     if (r >= room) return;
     bool kept = false;
@@ -38,6 +42,8 @@ __global__ void accept_prefix_kernel(uint8_t* write, const int32_t* tokens, cons
 
 __global__ void merge_samples_kernel(int32_t* id, const double* scores, const int32_t* ids,
                                      int32_t m, int32_t count, int64_t part_words) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const auto r = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
     if (r >= m) return;
     double best = 0.0;
@@ -59,28 +65,26 @@ unsigned blocks_of(int32_t rows) {
 }  // namespace
 
 void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
-                  const Rows& rows, cudaStream_t stream) {
+                  const Rows& rows, LaunchStream stream) {
     if (rows.m == 0) return;
-    block_tokens_kernel<<<blocks_of(rows.m), kThreads, 0, stream>>>(tokens, anchor, path, rows);
-    LAUNCH_CHECK();
+    launch_dependent(block_tokens_kernel, blocks_of(rows.m), kThreads, 0, stream, tokens, anchor,
+                     path, rows);
 }
 
 void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target, const Rows& rows,
-                   cudaStream_t stream) {
+                   LaunchStream stream) {
     if (rows.m == 0) return;
     const int32_t room = (rows.m + 3) / 4 * 4;
-    accept_prefix_kernel<<<blocks_of(room), kThreads, 0, stream>>>(write, tokens, target, rows,
-                                                                   room);
-    LAUNCH_CHECK();
+    launch_dependent(accept_prefix_kernel, blocks_of(room), kThreads, 0, stream, write, tokens,
+                     target, rows, room);
 }
 
 void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m, int32_t count,
-                   int64_t part_bytes, cudaStream_t stream) {
+                   int64_t part_bytes, LaunchStream stream) {
     require(part_bytes % 8 == 0, "merge_samples: parts of whole words of 8 bytes");
     if (m == 0) return;
-    merge_samples_kernel<<<blocks_of(m), kThreads, 0, stream>>>(id, scores, ids, m, count,
-                                                                part_bytes / 8);
-    LAUNCH_CHECK();
+    launch_dependent(merge_samples_kernel, blocks_of(m), kThreads, 0, stream, id, scores, ids, m,
+                     count, part_bytes / 8);
 }
 
 }  // namespace quadrille::cuda

@@ -3,7 +3,7 @@
 // drafter's candidates) are chosen from registers, more (those of a row with filters) by sorting
 // keys in shared memory. A NaN is never chosen; ties go to the lowest column.
 #include "kernels/cuda/candidate.cuh"
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 
 namespace quadrille::cuda {
@@ -87,6 +87,8 @@ struct Chosen {
 // As many_chunks_kernel for k <= kFewTop: a warp keeps 512 columns in registers.
 __global__ void __launch_bounds__(kTopThreads)
     few_chunks_kernel(Candidate* best, int k, View<const float> logits, int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     __shared__ Chosen chosen;
     constexpr int kPer = kChunk / kTopThreads;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -189,6 +191,8 @@ __device__ void select_many(int k, int64_t count, Load load, Store store) {
 // best (row, chunk, k): the k best of each chunk of columns.
 __global__ void __launch_bounds__(kSortThreads)
     many_chunks_kernel(Candidate* best, int k, View<const float> logits, int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int32_t first = static_cast<int32_t>(blockIdx.x) * kChunk;
     const float* x = logits.data + blockIdx.y * logits.stride;
     Candidate* to = best + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * k;
@@ -237,6 +241,8 @@ template <bool kFew>
 __global__ void __launch_bounds__(kChooseThreads<kFew>)
     top_merge_kernel(View<float> values, View<int32_t> ids, const Candidate* best, int32_t chunks,
                      int32_t first_id) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t k = values.cols;
     const Candidate* from = best + blockIdx.x * chunks * k;
     float* value = values.data + blockIdx.x * values.stride;
@@ -260,6 +266,8 @@ struct Lists {
 template <bool kFew>
 __global__ void __launch_bounds__(kChooseThreads<kFew>)
     merge_lists_kernel(View<float> values, View<int32_t> ids, Lists lists) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const int64_t k = values.cols;
     float* value = values.data + blockIdx.x * values.stride;
     int32_t* id = ids.data + blockIdx.x * ids.stride;
@@ -287,7 +295,7 @@ int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid) {
 }
 
 void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
-           int32_t valid, void* scratch, cudaStream_t stream) {
+           int32_t valid, void* scratch, LaunchStream stream) {
     require(valid >= 0 && valid <= logits.cols, "top_k: valid columns inside the row");
     require(values.rows == logits.rows && ids.rows == logits.rows && values.cols == ids.cols,
             "top_k: values and ids are (m, k)");
@@ -299,23 +307,21 @@ void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int3
     if (chunks > 0) {
         const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(values.rows));
         if (values.cols <= kFewTop) {
-            few_chunks_kernel<<<grid, kTopThreads, 0, stream>>>(best, static_cast<int>(values.cols),
-                                                                logits, valid);
+            launch_dependent(few_chunks_kernel, grid, kTopThreads, 0, stream, best,
+                             static_cast<int>(values.cols), logits, valid);
         } else {
-            many_chunks_kernel<<<grid, kSortThreads, 0, stream>>>(
-                best, static_cast<int>(values.cols), logits, valid);
+            launch_dependent(many_chunks_kernel, grid, kSortThreads, 0, stream, best,
+                             static_cast<int>(values.cols), logits, valid);
         }
-        LAUNCH_CHECK();
     }
     const bool few = is_few(values.cols, chunks * values.cols);
     const auto merge = few ? top_merge_kernel<true> : top_merge_kernel<false>;
-    merge<<<static_cast<unsigned>(values.rows), few ? kTopThreads : kSortThreads, 0, stream>>>(
-        values, ids, best, chunks, first_id);
-    LAUNCH_CHECK();
+    launch_dependent(merge, static_cast<unsigned>(values.rows), few ? kTopThreads : kSortThreads, 0,
+                     stream, values, ids, best, chunks, first_id);
 }
 
 void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
-                 const int32_t* part_ids, int32_t count, int64_t part_stride, cudaStream_t stream) {
+                 const int32_t* part_ids, int32_t count, int64_t part_stride, LaunchStream stream) {
     require(values.rows == ids.rows && values.cols == ids.cols,
             "merge_top_k: values and ids are (m, k)");
     require(count >= 0, "merge_top_k: a number of lists");
@@ -323,9 +329,8 @@ void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values
     if (values.rows == 0 || values.cols == 0) return;
     const bool few = is_few(values.cols, count * values.cols);
     const auto merge = few ? merge_lists_kernel<true> : merge_lists_kernel<false>;
-    merge<<<static_cast<unsigned>(values.rows), few ? kTopThreads : kSortThreads, 0, stream>>>(
-        values, ids, {part_values, part_ids, count, part_stride});
-    LAUNCH_CHECK();
+    launch_dependent(merge, static_cast<unsigned>(values.rows), few ? kTopThreads : kSortThreads, 0,
+                     stream, values, ids, Lists{part_values, part_ids, count, part_stride});
 }
 
 }  // namespace quadrille::cuda

@@ -2,7 +2,7 @@
 // Choice among the columns of a row: argmax and the router. A NaN is never chosen; ties go to the
 // lowest column.
 #include "kernels/cuda/candidate.cuh"
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -16,6 +16,8 @@ constexpr int kRouteWarps = 4;
 __global__ void __launch_bounds__(kThreads)
     argmax_kernel(float* value, int32_t* id, View<const float> logits, int32_t first_id,
                   int32_t valid) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     const float* x = logits.data + blockIdx.x * logits.stride;
     Candidate mine = {0.0f, kNone};
     constexpr int kBatch = 8;
@@ -44,6 +46,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kRouteWarps * 32)
     route_kernel(View<int32_t> ids, View<float> weights, View<const float> logits,
                  const float* __restrict__ bias, float scale, const Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     extern __shared__ float biased_of_warps[];
     const int64_t row = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / 32;
     if (row >= ids.rows) return;
@@ -92,16 +96,15 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
 }  // namespace
 
 void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
-            cudaStream_t stream) {
+            LaunchStream stream) {
     require(valid >= 0 && valid <= logits.cols, "argmax: valid columns inside the row");
     if (logits.rows == 0) return;
-    argmax_kernel<<<static_cast<unsigned>(logits.rows), kThreads, 0, stream>>>(value, id, logits,
-                                                                               first_id, valid);
-    LAUNCH_CHECK();
+    launch_dependent(argmax_kernel, static_cast<unsigned>(logits.rows), kThreads, 0, stream, value,
+                     id, logits, first_id, valid);
 }
 
 void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           float scale, const Rows& rows, cudaStream_t stream) {
+           float scale, const Rows& rows, LaunchStream stream) {
     require(rows.m == 0 || rows.m == logits.rows, "route: the rows of the pass");
     require(ids.cols <= logits.cols, "route: at most as many slots as experts");
     require(ids.rows == logits.rows && weights.rows == logits.rows && weights.cols == ids.cols,
@@ -109,10 +112,10 @@ void route(View<int32_t> ids, View<float> weights, View<const float> logits, con
     require(logits.cols <= 3072, "route: at most 3072 experts");
     if (ids.rows == 0 || ids.cols == 0) return;
     const auto blocks = static_cast<unsigned>((ids.rows + kRouteWarps - 1) / kRouteWarps);
-    const size_t shared = static_cast<size_t>(logits.cols) * kRouteWarps * sizeof(float);
-    route_kernel<<<blocks, kRouteWarps * 32, shared, stream>>>(ids, weights, logits, bias, scale,
-                                                               rows);
-    LAUNCH_CHECK();
+    const auto shared =
+        static_cast<int>(logits.cols * kRouteWarps * static_cast<int64_t>(sizeof(float)));
+    launch_dependent(route_kernel, blocks, kRouteWarps * 32, shared, stream, ids, weights, logits,
+                     bias, scale, rows);
 }
 
 }  // namespace quadrille::cuda
