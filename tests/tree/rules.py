@@ -26,6 +26,17 @@ LONGEST = 400  # lines
 LONGER = {  # files that are not split, and how long they may be
     "tools/reference/exl3_ref.py": 570,
 }
+# Kernels that do something else before they wait for those launched before them.
+WAIT_LATER = {
+    "kernels/cuda/exl3_large.cuh": ["exl3_large_kernel"],
+    "kernels/cuda/exl3_large_end.cu": ["exl3_large_end_kernel"],
+    "kernels/cuda/exl3_product.cuh": ["exl3_product_kernel"],
+    "kernels/cuda/hyper.cu": ["gates_kernel"],
+    "kernels/cuda/native_stream.cu": ["native_stream_kernel"],
+    "kernels/cuda/rotate.cu": ["rotate_kernel"],
+}
+NEVER_WAIT = ["kernels/cuda/ruler.cu"]  # plain launches, timed one by one
+WAIT = "wait_for_earlier_kernels()"
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
 
@@ -129,8 +140,38 @@ def no_stray_words(files):
                 yield f"{path}:{number}: '{found.group(0)}' does not belong here"
 
 
+def without_comments(text):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.S)
+
+
+def kernels_of(text):
+    """(line number, name, text from its body on) of every kernel that is defined."""
+    for m in re.finditer(r"\b__global__\b([^;{]*)\{", text):
+        name = re.findall(r"(\w+)\s*\(", m.group(1))[-1]  # behind launch bounds
+        yield text.count("\n", 0, m.start()) + 1, name, text[m.end():]
+
+
+def kernels_wait(files):
+    """A kernel that can end before those ahead of it lets a later one overtake them."""
+    for path, text in files.items():
+        if top(path) != "kernels" or not path.endswith((".cu", ".cuh")) or path in NEVER_WAIT:
+            continue
+        text = without_comments(text)
+        later = set(WAIT_LATER.get(path, []))
+        found = set()
+        for line, name, body in kernels_of(text):
+            found.add(name)
+            if name in later:
+                if WAIT not in text:
+                    yield f"{path}:{line}: {name} calls {WAIT} nowhere"
+            elif not body.lstrip().startswith(WAIT):
+                yield f"{path}:{line}: {name} must begin with {WAIT}: see dependent_launch.h"
+        for name in sorted(later - found):
+            yield f"{path}: {name}, which may wait later, is not there"
+
+
 RULES = [foreign_headers, no_upward_include, includes_from_root, backends_are_private, length,
-         licence_line, pragma_once, no_machine_paths, no_stray_words]
+         licence_line, pragma_once, no_machine_paths, no_stray_words, kernels_wait]
 
 
 def list_files(root):

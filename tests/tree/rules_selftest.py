@@ -12,6 +12,10 @@ SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
 CLEAN = {
     "kernels/view.h": SPDX + "#pragma once\n",
     "kernels/cpu/gemm.cpp": SPDX + '#include "kernels/view.h"\n#include <vector>\n',
+    "kernels/cuda/copy.cu": SPDX + "template <int kBits>\n__global__ void __launch_bounds__(warps(kBits) * 32)\n"
+                            "    copy_kernel(View<float> out) {\n    // first\n    wait_for_earlier_kernels();\n}\n",
+    "kernels/cuda/ruler.cu": SPDX + "__global__ void read_kernel(const float* from) { *from; }\n",
+    "kernels/cuda/rotate.cu": SPDX + "__global__ void rotate_kernel() { if (early()) wait_for_earlier_kernels(); }\n",
     "io/h5.cpp": SPDX + '#include <hdf5.h>\n',
     "runtime/mpi.cpp": SPDX + '#include "kernels/view.h"\n#include <mpi.h>\n',
     "runtime/comm_nccl.cpp": SPDX + "#include <nccl.h>\n#include <cuda_runtime.h>\n",
@@ -37,6 +41,13 @@ PLANTS = [  # rule, path, text
     ("no_machine_paths", "README.md", "see `/ho" "me/me/x`\n"),
     ("no_stray_words", "io/later.cpp", SPDX + "// TO" "DO: later\n"),
     ("no_stray_words", "README.md", "as issue " "12 says\n"),
+    ("kernels_wait", "kernels/cuda/add.cu", SPDX + "__global__ void add_kernel(int n) {\n    use(n);\n}\n"),
+    ("kernels_wait", "kernels/cuda/add.cuh", SPDX + "#pragma once\n__global__ void add_kernel(int n) {\n"
+     "    if (n == 0) return;\n    wait_for_earlier_kernels();\n}\n"),
+    ("kernels_wait", "kernels/cuda/add.cu", SPDX + "__global__ void add_kernel() {\n    // wait_for_earlier_kernels();\n"
+     "}\n"),
+    ("kernels_wait", "kernels/cuda/rotate.cu", SPDX + "__global__ void rotate_kernel() {}  // wait_for_earlier_kernels();\n"),
+    ("kernels_wait", "kernels/cuda/rotate.cu", SPDX),
 ]
 
 
