@@ -18,7 +18,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRows = 8;     // rows that share one reading of kv_b
+constexpr int kKeys = 32;    // weights of a thread of `absorb` that are under way together
+constexpr int kOutputs = 4;  // of a warp of `expand`
 constexpr int kSplit = 128;  // list entries of a split
 constexpr int kHeads = 8;    // heads of a thread block of `attend`
 constexpr int kMaxLatent = 512;
@@ -43,16 +44,14 @@ struct Attention {
     float* part_stats = nullptr;  // (used, heads, splits, 2): largest score, sum of exponentials
 };
 
-// kv_b, element `index`.
-__device__ float weight_at(const Matrix& w, int64_t index) {
-    switch (w.dtype) {
-        case Dtype::bf16:
-            return __bfloat162float(static_cast<const __nv_bfloat16*>(w.weights)[index]);
-        case Dtype::f16:
-            return __half2float(static_cast<const __half*>(w.weights)[index]);
-        default:
-            return static_cast<const float*>(w.weights)[index];
-    }
+__device__ __forceinline__ float value_of(__nv_bfloat16 weight) {
+    return __bfloat162float(weight);
+}
+__device__ __forceinline__ float value_of(__half weight) {
+    return __half2float(weight);
+}
+__device__ __forceinline__ float value_of(float weight) {
+    return weight;
 }
 
 struct Attended {
@@ -71,14 +70,26 @@ __device__ Attended attended(const Attention& args, int64_t row) {
 }
 
 // queries[h] = sum over the head's key rows j of q[j] * kv_b row j; a thread per latent channel.
+// The weights of kKeys rows are under way together, the first before the kernel that makes the
+// queries has ended.
+template <class Weight, int kRows>
 __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant__ Attention args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    extern __shared__ float q[];  // (key_dim, kRows)
-    const int64_t r = args.params.latent_dim;
+    extern __shared__ __align__(16) float q[];  // (key_dim, kRows)
+    const auto r = static_cast<int32_t>(args.params.latent_dim);
     const int32_t keys = args.params.key_dim;
     const int32_t head = static_cast<int32_t>(blockIdx.x);
     const int64_t row = int64_t{blockIdx.y} * kRows;
+    const auto c = static_cast<int32_t>(blockIdx.z * kThreads + threadIdx.x);
+    const Weight* from = static_cast<const Weight*>(args.kv_b.weights) +
+                         int64_t{head} * (keys + args.params.value_dim) * r + min(c, r - 1);
+    Weight weight[2][kKeys];  // of the rows at hand, and of those that come next
+    const auto load = [&](Weight(&to)[kKeys], int32_t j) {
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) to[i] = from[(j + i) * r];
+    };
+    if (keys >= kKeys) load(weight[0], 0);
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     for (int i = static_cast<int>(threadIdx.x); i < keys * kRows; i += kThreads) {
         const int64_t at = row + i % kRows;
         q[i] = at < args.used ? args.query.data[(args.first + at) * args.query.stride +
@@ -86,20 +97,28 @@ __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant_
                               : 0.0f;
     }
     __syncthreads();
-    const int64_t first = int64_t{head} * (keys + args.params.value_dim);
-    for (int64_t c = int64_t{blockIdx.z} * kThreads + threadIdx.x; c < r;
-         c += kThreads * gridDim.z) {
-        float sum[kRows] = {};
-        for (int32_t j = 0; j < keys; ++j) {
-            const float weight = weight_at(args.kv_b, (first + j) * r + c);
+    if (c >= r) return;
+    float sum[kRows] = {};
+    const auto add = [&](int32_t j, float weight) {
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) sum[i] += q[j * kRows + i] * weight;
-        }
+        for (int i = 0; i < kRows; ++i) sum[i] += q[j * kRows + i] * weight;
+    };
+    const auto add_rows = [&](int32_t j, const Weight(&of)[kKeys]) {
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-            if (row + i < args.used) {
-                args.queries[((row + i) * args.params.heads + head) * r + c] = sum[i];
-            }
+        for (int i = 0; i < kKeys; ++i) add(j + i, value_of(of[i]));
+    };
+    int32_t j = 0;
+    for (; j + 2 * kKeys <= keys; j += 2 * kKeys) {
+        load(weight[1], j + kKeys);
+        add_rows(j, weight[0]);
+        load(weight[0], min(j + 2 * kKeys, keys - kKeys));
+        add_rows(j + kKeys, weight[1]);
+    }
+    for (; j < keys; ++j) add(j, value_of(from[j * r]));
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+        if (row + i < args.used) {
+            args.queries[((row + i) * args.params.heads + head) * r + c] = sum[i];
         }
     }
 }
@@ -211,36 +230,55 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
     }
 }
 
-// out[h][j] = value row j of the head . sums[h]; a warp per output, kRows rows at once.
+// out[h][j] = value row j of the head . sums[h]; kOutputs outputs of a warp, kRows rows at once.
+// The weights are under way before the kernel that makes the sums has ended.
+template <class Weight, int kRows>
 __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ Attention args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    const int64_t r = args.params.latent_dim;
+    __shared__ float sums[kRows][kMaxLatent];
+    const auto r = static_cast<int32_t>(args.params.latent_dim);
     const int32_t values = args.params.value_dim;
     const int32_t head = static_cast<int32_t>(blockIdx.x);
     const int64_t row = int64_t{blockIdx.y} * kRows;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t first = int64_t{head} * (args.params.key_dim + values) + args.params.key_dim;
-    for (int32_t j = static_cast<int32_t>(blockIdx.z * kWarps + threadIdx.x / 32); j < values;
-         j += static_cast<int32_t>(kWarps * gridDim.z)) {
-        float sum[kRows] = {};
-        for (int64_t c = lane; c < r; c += 32) {
-            const float weight = weight_at(args.kv_b, (first + j) * r + c);
+    const auto first = static_cast<int32_t>(blockIdx.z * kWarps + threadIdx.x / 32) * kOutputs;
+    const Weight* from = static_cast<const Weight*>(args.kv_b.weights) +
+                         (int64_t{head} * (args.params.key_dim + values) + args.params.key_dim) * r;
+    constexpr int kChannels = kMaxLatent / 32;  // of a lane: every 32nd
+    Weight weight[kOutputs][kChannels];
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) {
-                if (row + i < args.used) {
-                    sum[i] += weight * args.sums[((row + i) * args.params.heads + head) * r + c];
-                }
-            }
+    for (int o = 0; o < kOutputs; ++o) {
+        // What does not exist is another's weight, times zero or for no output.
+        const Weight* of_output = from + min(first + o, values - 1) * r;
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) weight[o][i] = of_output[min(i * 32 + lane, r - 1)];
+    }
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kMaxLatent; i += kThreads) {
+        const int64_t at = row + i / kMaxLatent;
+        const int c = i % kMaxLatent;
+        sums[i / kMaxLatent][c] =
+            at < args.used && c < r ? args.sums[(at * args.params.heads + head) * r + c] : 0.0f;
+    }
+    __syncthreads();
+    float sum[kOutputs][kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+            const float x = sums[k][i * 32 + lane];
+#pragma unroll
+            for (int o = 0; o < kOutputs; ++o) sum[o][k] += value_of(weight[o][i]) * x;
         }
+    }
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-            sum[i] = warp_sum(sum[i]);
-            if (lane == 0 && row + i < args.used) {
-                args.out
-                    .data[(args.first + row + i) * args.out.stride + int64_t{head} * values + j] =
-                    sum[i];
-            }
+    for (int o = 0; o < kOutputs; ++o) {
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+            const float total = warp_sum(sum[o][k]);
+            if (lane != 0 || first + o >= values || row + k >= args.used) continue;
+            args.out.data[(args.first + row + k) * args.out.stride + int64_t{head} * values +
+                          first + o] = total;
         }
     }
 }
@@ -274,6 +312,33 @@ Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params)
             std::clamp<int64_t>(kScratchLimit / row, 1, std::clamp<int64_t>(rows, 1, 8192))};
 }
 
+// The rows of `args`; kRows of them share one reading of kv_b.
+template <class Weight, int kRows>
+void attend(const Attention& args, KernelSet& kernels, LaunchStream stream) {
+    const auto heads = static_cast<unsigned>(args.params.heads);
+    const auto used = static_cast<unsigned>(args.used);
+    const unsigned groups = (used + kRows - 1) / kRows;
+    const auto columns = static_cast<unsigned>((args.params.latent_dim + kThreads - 1) / kThreads);
+    const auto shared = args.params.key_dim * kRows * static_cast<int>(sizeof(float));
+    const auto absorb = absorb_kernel<Weight, kRows>;
+    kernels.allow_shared(absorb, shared);
+    launch_dependent(absorb, dim3(heads, groups, columns), kThreads, shared, stream, args);
+    const dim3 grid(std::min(static_cast<unsigned>(args.splits), kSplitBlocks),
+                    (heads + kHeads - 1) / kHeads, used);
+    launch_dependent(attend_kernel, grid, kThreads, 0, stream, args);
+    launch_dependent(merge_kernel, dim3(heads, used), kThreads, 0, stream, args);
+    constexpr int kSlice = kWarps * kOutputs;
+    const auto slices = static_cast<unsigned>((args.params.value_dim + kSlice - 1) / kSlice);
+    launch_dependent(expand_kernel<Weight, kRows>, dim3(heads, groups, slices), kThreads, 0, stream,
+                     args);
+}
+
+template <class Weight>
+void attend(const Attention& args, KernelSet& kernels, LaunchStream stream) {
+    if (args.used <= 4) return attend<Weight, 4>(args, kernels, stream);
+    attend<Weight, 8>(args, kernels, stream);
+}
+
 }  // namespace
 
 void latent_append(View<float> latents, View<const float> latent, const Rows& rows,
@@ -303,29 +368,24 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
             "mla_attention: out (m, heads value_dim), query (m, heads key_dim)");
     require(r <= kMaxLatent, "mla_attention: latents of at most 512 on a GPU");
     const Sizes sizes = sizes_of(rows.m, latents, params);
-    const auto heads = static_cast<unsigned>(params.heads);
-    const auto shared =
-        static_cast<int>(params.key_dim * kRows * static_cast<int64_t>(sizeof(float)));
-    kernels.allow_shared(absorb_kernel, shared);
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);
         Attention args = {out, query, kv_b, latents, selected, count, params, rows, first, used};
         args.splits = sizes.splits;
         args.queries = scratch;
-        args.sums = args.queries + used * heads * r;
-        args.parts = args.sums + used * heads * r;
-        args.part_stats = args.parts + used * heads * sizes.splits * r;
-        const auto groups = static_cast<unsigned>((used + kRows - 1) / kRows);
-        const auto columns = static_cast<unsigned>((r + kThreads - 1) / kThreads);
-        launch_dependent(absorb_kernel, dim3(heads, groups, columns), kThreads, shared, stream,
-                         args);
-        const dim3 grid(std::min(static_cast<unsigned>(sizes.splits), kSplitBlocks),
-                        (heads + kHeads - 1) / kHeads, static_cast<unsigned>(used));
-        launch_dependent(attend_kernel, grid, kThreads, 0, stream, args);
-        launch_dependent(merge_kernel, dim3(heads, static_cast<unsigned>(used)), kThreads, 0,
-                         stream, args);
-        const unsigned slices = params.value_dim >= 128 ? 4 : 1;
-        launch_dependent(expand_kernel, dim3(heads, groups, slices), kThreads, 0, stream, args);
+        args.sums = args.queries + used * params.heads * r;
+        args.parts = args.sums + used * params.heads * r;
+        args.part_stats = args.parts + used * params.heads * sizes.splits * r;
+        switch (kv_b.dtype) {
+            case Dtype::bf16:
+                attend<__nv_bfloat16>(args, kernels, stream);
+                break;
+            case Dtype::f16:
+                attend<__half>(args, kernels, stream);
+                break;
+            default:
+                attend<float>(args, kernels, stream);
+        }
     }
 }
 

@@ -32,6 +32,7 @@ WAIT_LATER = {
     "kernels/cuda/exl3_large_end.cu": ["exl3_large_end_kernel"],
     "kernels/cuda/exl3_product.cuh": ["exl3_product_kernel"],
     "kernels/cuda/hyper.cu": ["gates_kernel"],
+    "kernels/cuda/mla.cu": ["absorb_kernel", "expand_kernel"],
     "kernels/cuda/native_stream.cu": ["native_stream_kernel"],
     "kernels/cuda/rotate.cu": ["rotate_kernel"],
 }
