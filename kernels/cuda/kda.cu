@@ -132,18 +132,18 @@ class KdaKernel {
         for (int i = 0; i < kKeys; ++i) to[i * kDim] = s_of_key_[i];
     }
 
-    // Raw channel `channel` (of 3c) of timeline row t.
+    // Raw channel `channel` (of 3c) of timeline row t, without a branch: many are loaded together.
+    // What is_zero(t) counts as zero, whatever is stored.
     __device__ float raw(int64_t t, int64_t channel) const {
-        if (t >= pending_) {
-            return args_.qkv.data[(first_ + t - pending_) * args_.qkv.stride + channel];
-        }
-        if (t >= 0) {
-            return args_.state.pending_qkv
-                .data[slot_ * args_.state.pending_qkv.stride + t * 3 * c_ + channel];
-        }
-        if (fresh_) return 0.0f;
-        return args_.state.conv
-            .data[slot_ * args_.state.conv.stride + (taps_ - 1 + t) * 3 * c_ + channel];
+        const float* own = args_.qkv.data + (first_ + t - pending_) * args_.qkv.stride;
+        const float* pending =
+            args_.state.pending_qkv.data + slot_ * args_.state.pending_qkv.stride + t * 3 * c_;
+        const float* history =
+            args_.state.conv.data + slot_ * args_.state.conv.stride + (taps_ - 1 + t) * 3 * c_;
+        return (t >= pending_ ? own : t >= 0 ? pending : history)[channel];
+    }
+    __device__ bool is_zero(int64_t t) const {
+        return fresh_ && t < 0;
     }
 
     __device__ float decay_of(int64_t t, int64_t channel) const {
@@ -163,10 +163,19 @@ class KdaKernel {
             const int row = i / (3 * kDim);
             const int part = i / kDim % 3;
             const int64_t channel = part * c_ + int64_t{head_} * kDim + i % kDim;
+            const int64_t first = start + row - taps_ + 1;
+            float weight[kMaxTaps];
+            float in[kMaxTaps];
+#pragma unroll
+            for (int j = 0; j < kMaxTaps; ++j) {
+                if (j >= taps_) break;
+                weight[j] = args_.weights.conv[channel * taps_ + j];
+                in[j] = raw(first + j, channel);
+            }
             float sum = 0.0f;
-            for (int32_t j = 0; j < taps_; ++j) {
-                sum += args_.weights.conv[channel * taps_ + j] *
-                       raw(start + row - taps_ + 1 + j, channel);
+#pragma unroll
+            for (int j = 0; j < kMaxTaps; ++j) {
+                if (j < taps_) sum += weight[j] * (is_zero(first + j) ? 0.0f : in[j]);
             }
             float* to = part == 0 ? s_.q[row] : part == 1 ? s_.k[row] : s_.v[row];
             to[i % kDim] = sum * sigmoid(sum);
@@ -283,7 +292,7 @@ class KdaKernel {
             for (int j = 0; j < kMaxTaps - 1; ++j) {
                 if (j < taps_ - 1) {
                     args_.state.conv.data[slot_ * args_.state.conv.stride + j * 3 * c_ + channel] =
-                        history[j];
+                        is_zero(stored - taps_ + 1 + j) ? 0.0f : history[j];
                 }
             }
             for (int64_t t = stored; t < total; ++t) {
