@@ -9,7 +9,7 @@
 // that can end without waiting lets the next one overtake those before it (tests/tree/rules.py).
 //
 // What was uploaded with the model may be read before the wait. Nothing else may be read through
-// __restrict__ or __ldg: the compiler may move such loads ahead of the wait.
+// __restrict__ or __ldg: the compiler moves such loads across the wait, either way.
 #pragma once
 
 #include "kernels/cuda/handles.h"

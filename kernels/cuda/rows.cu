@@ -16,6 +16,7 @@ namespace quadrille::cuda {
 namespace {
 
 constexpr int kNormThreads = 512;
+constexpr int kHeld = 8;  // columns of a thread of rms_norm
 constexpr int kThreads = 256;
 
 // One thread per element; a grid row (y) per kRows rows would overflow for long prefills, so rows
@@ -53,19 +54,43 @@ __global__ void embed_kernel(View<float> out, const int32_t* tokens,
     }
 }
 
+// The first kHeld columns of a thread stay in registers; their weights are under way before the
+// kernel that makes the row has ended.
 __global__ void __launch_bounds__(kNormThreads)
-    rms_norm_kernel(View<float> out, View<const float> in, const float* __restrict__ weight,
-                    float eps) {
+    rms_norm_kernel(View<float> out, View<const float> in, const float* weight, float eps) {
+    __shared__ float shared[kNormThreads / 32];
+    const auto cols = static_cast<int32_t>(in.cols);
+    const auto first = static_cast<int32_t>(threadIdx.x);
+    float held_weight[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int32_t c = first + i * kNormThreads;
+        held_weight[i] = c < cols ? weight[c] : 0.0f;
+    }
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    __shared__ float shared[kNormThreads / 32];
     const float* x = in.data + blockIdx.x * in.stride;
     float* y = out.data + blockIdx.x * out.stride;
+    float held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int32_t c = first + i * kNormThreads;
+        held[i] = c < cols ? x[c] : 0.0f;
+    }
     float squares = 0.0f;
-    for (int64_t c = threadIdx.x; c < in.cols; c += kNormThreads) squares += x[c] * x[c];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) squares += held[i] * held[i];
+    for (int32_t c = first + kHeld * kNormThreads; c < cols; c += kNormThreads) {
+        squares += x[c] * x[c];
+    }
     const float sum = block_sum<kNormThreads>(squares, shared);
-    const float scale = 1.0f / sqrtf(sum / static_cast<float>(in.cols) + eps);
-    for (int64_t c = threadIdx.x; c < in.cols; c += kNormThreads) {
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int32_t c = first + i * kNormThreads;
+        if (c < cols) y[c] = held_weight[i] * (held[i] * scale);
+    }
+    for (int32_t c = first + kHeld * kNormThreads; c < cols; c += kNormThreads) {
         y[c] = weight[c] * (x[c] * scale);
     }
 }
@@ -170,6 +195,7 @@ void embed(View<float> out, const int32_t* tokens, const Matrix& table, int32_t 
 void rms_norm(View<float> out, View<const float> in, const float* weight, float eps,
               LaunchStream stream) {
     require_same_shape(out, in, "rms_norm: out and in have one shape");
+    require(in.cols < (int64_t{1} << 30), "rms_norm: rows of fewer than 2^30");
     if (in.rows == 0) return;
     launch_dependent(rms_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0, stream, out,
                      in, weight, eps);
