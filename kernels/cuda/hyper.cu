@@ -152,7 +152,8 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
 }
 
 // One row by a warp: the chunks in order, then the gates. t: outputs + 1 floats of this warp.
-__device__ void finish_gates(const Gates& args, int r, float* t) {
+__device__ void finish_gates(const Gates& args, const float* base, const float* scale, int r,
+                             float* t) {
     const auto outputs = static_cast<int32_t>(args.fn.n);
     const int32_t s = args.params.streams;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -177,13 +178,13 @@ __device__ void finish_gates(const Gates& args, int r, float* t) {
         1.0f / sqrtf(t[outputs] / static_cast<float>(args.fn.k) + args.params.norm_eps);
     if (lane < s) {
         args.pre.data[row * args.pre.stride + lane] =
-            sigmoid(t[lane] * inverse * args.scale[0] + args.base[lane]) + args.params.sinkhorn_eps;
+            sigmoid(t[lane] * inverse * scale[0] + base[lane]) + args.params.sinkhorn_eps;
         args.post.data[row * args.post.stride + lane] =
-            2.0f * sigmoid(t[s + lane] * inverse * args.scale[1] + args.base[s + lane]);
+            2.0f * sigmoid(t[s + lane] * inverse * scale[1] + base[s + lane]);
     }
     float* mix = args.mix.data + row * args.mix.stride;
     const auto element = [&](int32_t i) {
-        return t[2 * s + i] * inverse * args.scale[2] + args.base[2 * s + i];
+        return t[2 * s + i] * inverse * scale[2] + base[2 * s + i];
     };
     if (s == 4) {
         const float c = sinkhorn_four(element(lane % 16), args.params);
@@ -197,11 +198,18 @@ __device__ void finish_gates(const Gates& args, int r, float* t) {
 __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__ Gates args) {
     __shared__ float x[kRows][kChunk];
     __shared__ float t[kRows][kMaxOutputs + 1];
+    __shared__ float ends[kMaxOutputs + 3];
     __shared__ int32_t arrived;
     const auto rows = static_cast<int32_t>(
         min(static_cast<int64_t>(kRows), args.streams.rows - int64_t{blockIdx.y} * kRows));
     let_next_kernel_start();
+    // Base and scales: on their way with the weights, wanted last.
+    const auto outputs = static_cast<int>(args.fn.n);
+    const int thread = static_cast<int>(threadIdx.x);
+    const float* from = thread < outputs ? args.base + thread : args.scale + (thread - outputs);
+    const float end = thread < outputs + 3 ? *from : 0.0f;
     gate_products(args, x, rows);
+    if (thread < outputs + 3) ends[thread] = end;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -211,8 +219,8 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__
     }
     __syncthreads();
     if (arrived != static_cast<int32_t>(gridDim.x) - 1) return;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp < rows) finish_gates(args, warp, t[warp]);
+    const int warp = thread / 32;
+    if (warp < rows) finish_gates(args, ends, ends + outputs, warp, t[warp]);
 }
 
 __global__ void hyper_in_kernel(View<float> out, View<const float> streams, View<const float> pre) {
