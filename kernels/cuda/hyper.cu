@@ -5,9 +5,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 #include "kernels/cuda/swiglu.cuh"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "kernels/cuda/weight.cuh"
 
 #include <algorithm>
 
@@ -36,31 +34,6 @@ struct Gates {
     float* partial;  // (row group, chunk, kRows, outputs + 1): products, sum of squares
     int32_t* counters;
 };
-
-// weight[i] = element first + 32 i + lane, of `count` that exist. All loads go out together.
-__device__ void load_weights(float (&weight)[kChunk / 32], const Matrix& fn, int64_t first,
-                             int32_t count) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto all = [&](auto&& element) {
-#pragma unroll
-        for (int i = 0; i < kChunk / 32; ++i) {
-            const int c = i * 32 + lane;
-            weight[i] = c < count ? element(first + c) : 0.0f;
-        }
-    };
-    switch (fn.dtype) {
-        case Dtype::bf16:
-            return all([&](int64_t at) {
-                return __bfloat162float(static_cast<const __nv_bfloat16*>(fn.weights)[at]);
-            });
-        case Dtype::f16:
-            return all([&](int64_t at) {
-                return __half2float(static_cast<const __half*>(fn.weights)[at]);
-            });
-        default:
-            return all([&](int64_t at) { return static_cast<const float*>(fn.weights)[at]; });
-    }
-}
 
 // c (s, s) of one row, c[i] element (i / s, i % s): softmax over rows, then Sinkhorn.
 __device__ void sinkhorn_serial(float* c, int32_t s, const HyperParams& params) {
@@ -103,6 +76,7 @@ __device__ float sinkhorn_four(float c, const HyperParams& params) {
 
 // Products of this block's inputs and the sums of squares, to memory. The weights are under way
 // before the kernel that makes the streams has ended.
+template <class Weight>
 __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int32_t rows) {
     const int64_t first = int64_t{blockIdx.x} * kChunk;
     const auto count = static_cast<int32_t>(min(static_cast<int64_t>(kChunk), args.fn.k - first));
@@ -112,17 +86,24 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
     float* to =
         args.partial + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kRows * (outputs + 1);
     for (int32_t start = 0; start <= outputs; start += kTogether * kWarps) {
-        float weight[kTogether][kChunk / 32];
+        Weight weight[kTogether][kChunk / 32];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
+            // What does not exist is another's weight, and not used.
             const int32_t j = start + i * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
-            load_weights(weight[i], args.fn, j * args.fn.k + first, j < outputs ? count : 0);
+            const Weight* from = static_cast<const Weight*>(args.fn.weights) +
+                                 min(j, outputs - 1) * args.fn.k + first;
+#pragma unroll
+            for (int p = 0; p < kChunk / 32; ++p) {
+                weight[i][p] = from[min(p * 32 + lane, count - 1)];
+            }
         }
         if (start == 0) {
             wait_for_earlier_kernels();
-            for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunk; i += kThreads) {
-                const int r = i / kChunk;
-                const int c = i % kChunk;
+            static_assert(kChunk == kThreads);
+            const int c = static_cast<int>(threadIdx.x);
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
                 x[r][c] = r < rows && c < count
                               ? args.streams.data[(row + r) * args.streams.stride + first + c]
                               : 0.0f;
@@ -137,9 +118,10 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
 #pragma unroll
             for (int p = 0; p < kChunk / 32; ++p) {
                 const int c = p * 32 + lane;
+                const float value = c < count ? value_of(weight[i][p]) : 0.0f;
 #pragma unroll
                 for (int r = 0; r < kRows; ++r) {
-                    sum[r] += (j < outputs ? weight[i][p] : x[r][c]) * x[r][c];
+                    sum[r] += (j < outputs ? value : x[r][c]) * x[r][c];
                 }
             }
 #pragma unroll
@@ -195,6 +177,7 @@ __device__ void finish_gates(const Gates& args, const float* base, const float* 
     }
 }
 
+template <class Weight>
 __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__ Gates args) {
     __shared__ float x[kRows][kChunk];
     __shared__ float t[kRows][kMaxOutputs + 1];
@@ -208,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__
     const int thread = static_cast<int>(threadIdx.x);
     const float* from = thread < outputs ? args.base + thread : args.scale + (thread - outputs);
     const float end = thread < outputs + 3 ? *from : 0.0f;
-    gate_products(args, x, rows);
+    gate_products<Weight>(args, x, rows);
     if (thread < outputs + 3) ends[thread] = end;
     __threadfence();
     __syncthreads();
@@ -304,7 +287,10 @@ void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<cons
     const Gates gates = {pre, post, mix, streams, fn, base, scale, params, partial, counters};
     const dim3 grid(static_cast<unsigned>((fn.k + kChunk - 1) / kChunk),
                     static_cast<unsigned>((streams.rows + kRows - 1) / kRows));
-    launch_dependent(gates_kernel, grid, kThreads, 0, stream, gates);
+    const auto kernel = fn.dtype == Dtype::bf16  ? gates_kernel<__nv_bfloat16>
+                        : fn.dtype == Dtype::f16 ? gates_kernel<__half>
+                                                 : gates_kernel<float>;
+    launch_dependent(kernel, grid, kThreads, 0, stream, gates);
 }
 
 void hyper_in(View<float> out, View<const float> streams, View<const float> pre,

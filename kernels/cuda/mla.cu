@@ -6,9 +6,7 @@
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "kernels/cuda/weight.cuh"
 
 #include <algorithm>
 
@@ -43,16 +41,6 @@ struct Attention {
     float* parts = nullptr;       // (used, heads, splits, r)
     float* part_stats = nullptr;  // (used, heads, splits, 2): largest score, sum of exponentials
 };
-
-__device__ __forceinline__ float value_of(__nv_bfloat16 weight) {
-    return __bfloat162float(weight);
-}
-__device__ __forceinline__ float value_of(__half weight) {
-    return __half2float(weight);
-}
-__device__ __forceinline__ float value_of(float weight) {
-    return weight;
-}
 
 struct Attended {
     const float* latents;
