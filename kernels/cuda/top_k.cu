@@ -19,46 +19,6 @@ constexpr int kSortThreads = 1024;
 constexpr int kSortKeys = kChunk;  // in shared memory
 constexpr int64_t kMostTop = kSortKeys / 2;
 
-// Unsigned order of floats; 0: a NaN, which stands for nothing. Both zeros are one.
-__device__ __forceinline__ uint32_t order_key(float value) {
-    if (isnan(value)) return 0;
-    const uint32_t bits = __float_as_uint(value + 0.0f);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// Candidates in the registers of a warp; a NaN is none.
-template <int kPer>
-struct Held {
-    Candidate at[kPer];
-
-    // The k best in order: store(i, candidate) by the lane that holds it, by the first lane where
-    // none is left.
-    template <class Store>
-    __device__ void select(int k, Store store) {
-        for (int i = 0; i < k; ++i) {
-            uint32_t best = 0;
-            Candidate mine = {NAN, kNone};
-#pragma unroll
-            for (int j = 0; j < kPer; ++j) {
-                const uint32_t key = order_key(at[j].value);
-                if (key > best || (key == best && best != 0 && at[j].column < mine.column)) {
-                    best = key;
-                    mine = at[j];
-                }
-            }
-            const uint32_t most = __reduce_max_sync(0xffffffffu, best);
-            const int32_t column = best == most ? mine.column : kNone;
-            const auto first =
-                static_cast<int32_t>(__reduce_min_sync(0xffffffffu, static_cast<uint32_t>(column)));
-            if (first == kNone ? threadIdx.x % 32 == 0 : column == first) store(i, mine);
-#pragma unroll
-            for (int j = 0; j < kPer; ++j) {
-                if (at[j].column == first) at[j].value = NAN;
-            }
-        }
-    }
-};
-
 // What the warps of a block chose, for one of them to choose from.
 struct Chosen {
     Candidate of_warp[kTopWarps][kFewTop];

@@ -12,6 +12,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kRouteWarps = 4;
+constexpr int kFewPer = 16;  // experts of a lane, the most of route_few_kernel
+constexpr int kFewSlots = 32;
 
 __global__ void __launch_bounds__(kThreads)
     argmax_kernel(float* value, int32_t* id, View<const float> logits, int32_t first_id,
@@ -40,6 +42,56 @@ __global__ void __launch_bounds__(kThreads)
         value[blockIdx.x] = best.column == kNone ? -INFINITY : best.value;
         id[blockIdx.x] = best.column == kNone ? -1 : first_id + best.column;
     }
+}
+
+// route_kernel for up to 32 kFewPer experts and kFewSlots slots: scores stay in registers, and the
+// bias is under way before the kernel that makes the logits has ended.
+__global__ void __launch_bounds__(kRouteWarps * 32)
+    route_few_kernel(View<int32_t> ids, View<float> weights, View<const float> logits,
+                     const float* bias, float scale, const Rows rows) {
+    __shared__ int32_t chosen_of_warps[kRouteWarps][kFewSlots];
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto count = static_cast<int32_t>(logits.cols);
+    float bias_of[kFewPer];
+#pragma unroll
+    for (int j = 0; j < kFewPer; ++j) bias_of[j] = bias[min(j * 32 + lane, count - 1)];
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    const int64_t row = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / 32;
+    if (row >= ids.rows) return;
+    const auto slots = static_cast<int>(ids.cols);
+    int32_t* id = ids.data + row * ids.stride;
+    float* weight = weights.data + row * weights.stride;
+    const float* x = logits.data + row * logits.stride;
+    Held<kFewPer> held;
+#pragma unroll
+    for (int j = 0; j < kFewPer; ++j) {
+        const int32_t e = j * 32 + lane;
+        held.at[j] = {x[min(e, count - 1)], e};
+    }
+    if (rows.m > 0 && rows.slot[rows.row_sequence[row]] < 0) {
+        if (lane < slots) id[lane] = -1;
+        if (lane < slots) weight[lane] = 0.0f;
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < kFewPer; ++j) {
+        if (j * 32 >= count) {
+            held.at[j].value = NAN;
+            continue;
+        }
+        const float value = sigmoid(held.at[j].value) + bias_of[j];
+        held.at[j].value = held.at[j].column >= count ? NAN : isnan(value) ? -INFINITY : value;
+    }
+    int32_t* chosen = chosen_of_warps[threadIdx.x / 32];
+    held.select(slots, [&](int slot, const Candidate& best) { chosen[slot] = best.column; });
+    __syncwarp();
+    const float mine = lane < slots ? sigmoid(x[chosen[lane]]) : 0.0f;
+    float total = 0.0f;
+    for (int slot = 0; slot < slots; ++slot) total += __shfl_sync(0xffffffffu, mine, slot);
+    if (lane >= slots) return;
+    id[lane] = chosen[lane];
+    weight[lane] = mine / (total + 1e-20f) * scale;
 }
 
 // A warp per row. A NaN score counts as -inf: never chosen before a number, never chosen twice.
@@ -112,6 +164,11 @@ void route(View<int32_t> ids, View<float> weights, View<const float> logits, con
     require(logits.cols <= 3072, "route: at most 3072 experts");
     if (ids.rows == 0 || ids.cols == 0) return;
     const auto blocks = static_cast<unsigned>((ids.rows + kRouteWarps - 1) / kRouteWarps);
+    if (logits.cols <= 32 * kFewPer && ids.cols <= kFewSlots) {
+        launch_dependent(route_few_kernel, blocks, kRouteWarps * 32, 0, stream, ids, weights,
+                         logits, bias, scale, rows);
+        return;
+    }
     const auto shared =
         static_cast<int>(logits.cols * kRouteWarps * static_cast<int64_t>(sizeof(float)));
     launch_dependent(route_kernel, blocks, kRouteWarps * 32, shared, stream, ids, weights, logits,

@@ -166,7 +166,7 @@ TEST_F(CudaRows, HyperConnections) {
 }
 
 TEST_F(CudaRows, RoutesLikeTheCpu) {
-    for (const int64_t experts : {8, 19, 288}) {
+    for (const int64_t experts : {8, 19, 288, 512, 600}) {
         const int64_t m = 33;
         const int64_t topk = 8;
         const auto logits = random_.normals(m * experts, 2.0f);
