@@ -13,6 +13,7 @@ namespace quadrille::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kBatch = 8;
 constexpr int kSumThreads = 256;
 
 using Draw = CandidateOf<double>;  // a column and its score
@@ -48,19 +49,26 @@ __global__ void __launch_bounds__(kThreads)
         const Draw other = {value, c};
         if (other.beats(best) && !skips(c)) best = other;
     };
+    const auto thread = static_cast<int32_t>(threadIdx.x);
     const bool greedy = row.inverse_temperature == 0.0;
-    for (int32_t c = 2 * static_cast<int32_t>(threadIdx.x); c < valid; c += 2 * kThreads) {
-        NoiseBits bits;
-        if (!greedy) {
-            bits = noise_bits(row.seed, row.position, row.stream,
-                              static_cast<uint32_t>(first_id + c) >> 1);
+    // Without noise a row is bound by its loads: those of a batch go out together.
+    for (int32_t c = thread; greedy && c < valid; c += kBatch * kThreads) {
+        float part[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) part[i] = x[min(c + i * kThreads, valid - 1)];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int32_t j = c + i * kThreads;
+            if (j >= valid) break;
+            const float value = logit_of(row, part[i], first_id + j);
+            if (!isnan(value)) offer(j, static_cast<double>(value));
         }
+    }
+    for (int32_t c = 2 * thread; !greedy && c < valid; c += 2 * kThreads) {
+        const NoiseBits bits = noise_bits(row.seed, row.position, row.stream,
+                                          static_cast<uint32_t>(first_id + c) >> 1);
         for (int32_t j = c; j < min(c + 2, valid); ++j) {
             const float value = logit_of(row, x[j], first_id + j);
-            if (greedy) {
-                if (!isnan(value)) offer(j, static_cast<double>(value));
-                continue;
-            }
             if (!(value > -INFINITY)) continue;
             const uint64_t noise = j == c ? bits.even : bits.odd;
             const double base = scaled(static_cast<double>(value), row.inverse_temperature);
