@@ -249,7 +249,7 @@ void CudaBackend::route(View<int32_t> ids, View<float> weights, View<const float
 }
 void CudaBackend::argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id,
                          int32_t valid) {
-    cuda::argmax(value, id, logits, first_id, valid, stream_.get());
+    top_k({value, logits.rows, 1}, {id, logits.rows, 1}, logits, first_id, valid);
 }
 void CudaBackend::top_k(View<float> values, View<int32_t> ids, View<const float> logits,
                         int32_t first_id, int32_t valid) {

@@ -28,9 +28,7 @@ void tree_sum(View<float> out, const float* parts, int32_t count, int64_t part_s
               const float* bias, LaunchStream stream);
 void copy_rows(View<float> out, View<const float> in, const int32_t* index, LaunchStream stream);
 
-// vocabulary.cu
-void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
-            LaunchStream stream);
+// router.cu
 void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
            float scale, const Rows& rows, LaunchStream stream);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The k best columns of a row: chunks of columns first, then what they chose. Few (k <= 16, the
-// drafter's candidates) are chosen from registers, more (those of a row with filters) by sorting
-// keys in shared memory. A NaN is never chosen; ties go to the lowest column.
+// The k best columns of a row (argmax: the best one): chunks of columns first, then what they
+// chose. Few (k <= 16, the drafter's candidates) are chosen from registers, more (those of a row
+// with filters) by sorting keys in shared memory. A NaN is never chosen; ties go to the lowest
+// column.
 #include "kernels/cuda/candidate.cuh"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"

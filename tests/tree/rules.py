@@ -36,7 +36,7 @@ WAIT_LATER = {
     "kernels/cuda/native_stream.cu": ["native_stream_kernel"],
     "kernels/cuda/rotate.cu": ["rotate_kernel"],
     "kernels/cuda/rows.cu": ["rms_norm_kernel"],
-    "kernels/cuda/vocabulary.cu": ["route_few_kernel"],
+    "kernels/cuda/router.cu": ["route_few_kernel"],
 }
 NEVER_WAIT = ["kernels/cuda/ruler.cu"]  # plain launches, timed one by one
 WAIT = "wait_for_earlier_kernels()"

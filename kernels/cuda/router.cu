@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choice among the columns of a row: argmax and the router. A NaN is never chosen; ties go to the
-// lowest column.
+// The choice of experts. A NaN is never chosen; ties go to the lowest expert.
 #include "kernels/cuda/candidate.cuh"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
@@ -10,39 +9,9 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int kThreads = 1024;
 constexpr int kRouteWarps = 4;
 constexpr int kFewPer = 16;  // experts of a lane, the most of route_few_kernel
 constexpr int kFewSlots = 32;
-
-__global__ void __launch_bounds__(kThreads)
-    argmax_kernel(float* value, int32_t* id, View<const float> logits, int32_t first_id,
-                  int32_t valid) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    const float* x = logits.data + blockIdx.x * logits.stride;
-    Candidate mine = {0.0f, kNone};
-    constexpr int kBatch = 8;
-    for (int32_t first = static_cast<int32_t>(threadIdx.x); first < valid;
-         first += kBatch * kThreads) {
-        float part[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            const int32_t c = first + i * kThreads;
-            part[i] = c < valid ? x[c] : NAN;
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            const Candidate other = {part[i], first + i * kThreads};
-            if (!isnan(other.value) && other.beats(mine)) mine = other;
-        }
-    }
-    const Candidate best = block_best<kThreads>(mine);
-    if (threadIdx.x == 0) {
-        value[blockIdx.x] = best.column == kNone ? -INFINITY : best.value;
-        id[blockIdx.x] = best.column == kNone ? -1 : first_id + best.column;
-    }
-}
 
 // route_kernel for up to 32 kFewPer experts and kFewSlots slots: scores stay in registers, and the
 // bias is under way before the kernel that makes the logits has ended.
@@ -146,14 +115,6 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
 }
 
 }  // namespace
-
-void argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id, int32_t valid,
-            LaunchStream stream) {
-    require(valid >= 0 && valid <= logits.cols, "argmax: valid columns inside the row");
-    if (logits.rows == 0) return;
-    launch_dependent(argmax_kernel, static_cast<unsigned>(logits.rows), kThreads, 0, stream, value,
-                     id, logits, first_id, valid);
-}
 
 void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
            float scale, const Rows& rows, LaunchStream stream) {
