@@ -286,8 +286,7 @@ void CudaBackend::draft_attention(View<float> out, View<const float> query, View
                                   const DraftCache& cache, const DraftAttentionParams& params,
                                   const Rows& rows) {
     Workspace::Scope scope(workspace_);
-    float* scratch =
-        scope.take<float>(out.rows * (params.heads + params.kv_heads) * params.head_dim);
+    float* scratch = scope.take<float>(draft_attention_scratch(cache, params, rows.sequences));
     cuda::draft_attention(out, query, key, value, q_norm, k_norm, cache, params, rows, scratch,
                           kernels_, stream_.get());
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a DFlash2 draft block over the context ring, in fp32. It takes the visible positions
-// in blocks of 256 that begin at multiples of 256, with a running softmax: the cut depends on the
-// position of a row only.
-#include "kernels/cuda/dependent_launch.h"
-#include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/sequence_launch.h"
+// The drafter's keys and values: rows of the context into the ring, a draft block's attention over
+// it (draft_attend.cuh).
+#include "kernels/cuda/draft_attend.cuh"
+
+#include <algorithm>
 
 namespace quadrille::cuda {
 
@@ -12,9 +11,24 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kPositions = 256;  // of a block of keys
-constexpr int kMaxRows = 16;     // of a draft block
 constexpr int kMaxDim = 256;
+constexpr int64_t kPieceFloats = int64_t{16} << 20;  // of pieces held at once
+
+// The most pieces of a sequence.
+int32_t most_pieces(const DraftCache& cache, const DraftAttentionParams& params) {
+    const int64_t seen = params.window > 0 ? int64_t{params.window} - 1 : cache.ring_size;
+    return static_cast<int32_t>((seen + params.block + kPositions - 1) / kPositions + 1);
+}
+// Floats of the pieces of a sequence: sums, largest scores and totals.
+int64_t piece_floats(const DraftCache& cache, const DraftAttentionParams& params) {
+    return int64_t{params.heads} * params.block * most_pieces(cache, params) *
+           (params.head_dim + 2);
+}
+// Sequences whose pieces are held at once.
+int32_t slab_of(const DraftCache& cache, const DraftAttentionParams& params, int32_t sequences) {
+    const int64_t room = kPieceFloats / piece_floats(cache, params);
+    return static_cast<int32_t>(std::clamp<int64_t>(room, 1, std::max(sequences, 1)));
+}
 
 // out = rope(rms_norm(in) * weight) at `position`, one head, by a warp; element j is paired with
 // j + d / 2.
@@ -68,21 +82,18 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-struct Attention {
-    View<float> out;
+struct Rotation {
     View<const float> query;
     View<const float> key;
-    View<const float> value;
     const float* q_norm;
     const float* k_norm;
-    DraftCache cache;
     DraftAttentionParams params;
     Rows rows;
     float* queries;  // (rows, heads, d) normed and rotated
     float* keys;     // (rows, kv_heads, d)
 };
 
-__global__ void __launch_bounds__(kThreads) rotate_kernel(const __grid_constant__ Attention args) {
+__global__ void __launch_bounds__(kThreads) rotate_kernel(const __grid_constant__ Rotation args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
     const int64_t row = blockIdx.x;
@@ -106,195 +117,6 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(const __grid_constant_
     }
 }
 
-// One head of one draft block. Scores: a thread per position, all rows. Sums: a thread per channel
-// and share of the positions.
-class AttendKernel {
-  public:
-    struct Shared {
-        float query[kMaxRows][kMaxDim];
-        float scores[kMaxRows][kPositions];
-        float most[kMaxRows];
-        float total[kMaxRows];
-        float scale[kMaxRows];
-        float sums[kThreads][kMaxRows + 1];
-    };
-
-    __device__ AttendKernel(const Attention& args, Shared& shared)
-        : args_(args),
-          s_(shared),
-          d_(args.params.head_dim),
-          size_(args.params.block),
-          sequence_(static_cast<int32_t>(blockIdx.y)),
-          head_(static_cast<int32_t>(blockIdx.x)),
-          kv_head_(head_ / (args.params.heads / args.params.kv_heads)),
-          slot_(args.rows.slot[sequence_]),
-          position_(args.rows.position[sequence_]),
-          shares_(kThreads / d_ > 0 ? kThreads / d_ : 1) {}
-
-    __device__ void run() {
-        const int64_t row = int64_t{sequence_} * size_;
-        if (slot_ < 0) {
-            for (int32_t i = thread(); i < size_ * d_; i += kThreads) out(row + i / d_)[i % d_] = 0;
-            return;
-        }
-        for (int32_t i = thread(); i < size_ * d_; i += kThreads) {
-            s_.query[i / d_][i % d_] =
-                args_.queries[((row + i / d_) * args_.params.heads + head_) * d_ + i % d_];
-        }
-        if (thread() < size_) {
-            s_.most[thread()] = -INFINITY;
-            s_.total[thread()] = 0.0f;
-        }
-        float sum[kMaxRows] = {};
-        const int64_t window = args_.params.window;
-        const int64_t begin = window > 0 ? max(int64_t{0}, position_ - window + 1) : 0;
-        const int64_t end = position_ + size_;
-        for (int64_t start = begin / kPositions * kPositions; start < end; start += kPositions) {
-            __syncthreads();
-            score(start, end);
-            __syncthreads();
-            soften();
-            __syncthreads();
-            weigh(sum, start, end);
-        }
-        store(sum, row);
-    }
-
-  private:
-    static __device__ int thread() { return static_cast<int>(threadIdx.x); }
-
-    __device__ float* out(int64_t row) const {
-        return args_.out.data + row * args_.out.stride + int64_t{head_} * d_;
-    }
-    __device__ const float* key(int64_t at) const {
-        const int32_t kv_heads = args_.params.kv_heads;
-        if (at >= position_) {
-            const int64_t row = int64_t{sequence_} * size_ + at - position_;
-            return args_.keys + (row * kv_heads + kv_head_) * d_;
-        }
-        return args_.cache.keys.data + slot_ * args_.cache.keys.stride +
-               (at % args_.cache.ring_size * kv_heads + kv_head_) * d_;
-    }
-    __device__ const float* value(int64_t at) const {
-        if (at >= position_) {
-            const int64_t row = int64_t{sequence_} * size_ + at - position_;
-            return args_.value.data + row * args_.value.stride + int64_t{kv_head_} * d_;
-        }
-        return args_.cache.values.data + slot_ * args_.cache.values.stride +
-               (at % args_.cache.ring_size * args_.params.kv_heads + kv_head_) * d_;
-    }
-    // Whether block row j sees a position, which is at most the block's last.
-    __device__ bool sees(int32_t j, int64_t at) const {
-        const int64_t own = position_ + j;
-        if (args_.params.causal && at > own) return false;
-        return args_.params.window <= 0 || own - at < args_.params.window;
-    }
-
-    __device__ void score(int64_t start, int64_t end) {
-        const int64_t at = start + thread();
-        const float scale = 1.0f / sqrtf(static_cast<float>(d_));
-        // Positions below every row's window may not be in the ring any more.
-        const bool visible = at < end && sees(0, at) && at >= 0;
-        const bool any = visible || (at < end && at >= position_);
-        float dot[kMaxRows] = {};
-        if (any) {
-            const float* k = key(at);
-            for (int32_t c = 0; c < d_; ++c) {
-#pragma unroll
-                for (int j = 0; j < kMaxRows; ++j) {
-                    if (j < size_) dot[j] += s_.query[j][c] * k[c];
-                }
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < kMaxRows; ++j) {
-            if (j < size_) s_.scores[j][thread()] = any && sees(j, at) ? dot[j] * scale : -INFINITY;
-        }
-    }
-
-    // A warp per row: the running softmax takes in a block of positions.
-    __device__ void soften() {
-        const int lane = thread() % 32;
-        for (int32_t j = thread() / 32; j < size_; j += kWarps) {
-            float most = -INFINITY;
-            for (int p = lane; p < kPositions; p += 32) most = fmaxf(most, s_.scores[j][p]);
-#pragma unroll
-            for (int stride = 16; stride > 0; stride /= 2) {
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, stride));
-            }
-            const float before = s_.most[j];
-            most = fmaxf(most, before);
-            float sum = 0.0f;
-            for (int p = lane; p < kPositions; p += 32) {
-                const float x = s_.scores[j][p];
-                const float weight = x == -INFINITY ? 0.0f : expf(x - most);
-                s_.scores[j][p] = weight;
-                sum += weight;
-            }
-            sum = warp_sum(sum);
-            __syncwarp();
-            if (lane == 0) {
-                const float scale = before == -INFINITY ? 0.0f : expf(before - most);
-                s_.scale[j] = scale;
-                s_.total[j] = s_.total[j] * scale + sum;
-                s_.most[j] = most;
-            }
-        }
-    }
-
-    __device__ void weigh(float (&sum)[kMaxRows], int64_t start, int64_t end) {
-        const int32_t c = thread() % d_;
-        const int32_t share = thread() / d_;
-        if (share >= shares_) return;
-#pragma unroll
-        for (int j = 0; j < kMaxRows; ++j) {
-            if (j < size_) sum[j] *= s_.scale[j];
-        }
-        const auto count = static_cast<int32_t>(min(static_cast<int64_t>(kPositions), end - start));
-        for (int32_t p = share; p < count; p += shares_) {
-            const int64_t at = start + p;
-            if (at < position_ && !sees(0, at)) continue;
-            const float x = value(at)[c];
-#pragma unroll
-            for (int j = 0; j < kMaxRows; ++j) {
-                if (j < size_) sum[j] += s_.scores[j][p] * x;
-            }
-        }
-    }
-
-    __device__ void store(const float (&sum)[kMaxRows], int64_t row) {
-#pragma unroll
-        for (int j = 0; j < kMaxRows; ++j) s_.sums[thread()][j] = sum[j];
-        __syncthreads();
-        for (int32_t i = thread(); i < size_ * d_; i += kThreads) {
-            const int32_t j = i / d_;
-            float total = 0.0f;
-            for (int32_t share = 0; share < shares_; ++share) {
-                total += s_.sums[share * d_ + i % d_][j];
-            }
-            out(row + j)[i % d_] = total / s_.total[j];
-        }
-    }
-
-    const Attention& args_;
-    Shared& s_;
-    int32_t d_;
-    int32_t size_;
-    int32_t sequence_;
-    int32_t head_;
-    int32_t kv_head_;
-    int64_t slot_;
-    int64_t position_;
-    int32_t shares_;
-};
-
-__global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ Attention args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    extern __shared__ __align__(16) unsigned char shared[];
-    AttendKernel(args, *reinterpret_cast<AttendKernel::Shared*>(shared)).run();
-}
-
 void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
     const int64_t width = int64_t{params.kv_heads} * params.head_dim;
     require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
@@ -306,6 +128,13 @@ void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
 }
 
 }  // namespace
+
+int64_t draft_attention_scratch(const DraftCache& cache, const DraftAttentionParams& params,
+                                int32_t sequences) {
+    const int64_t rows = int64_t{sequences} * params.block;
+    return rows * (params.heads + params.kv_heads) * params.head_dim +
+           slab_of(cache, params, sequences) * piece_floats(cache, params);
+}
 
 void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,
@@ -331,25 +160,42 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
                 key.cols == params.kv_heads * d && value.cols == params.kv_heads * d,
             "draft_attention: out and query (sequences block, heads d), key and value (.., "
             "kv_heads d)");
-    require(params.block <= kMaxRows && d <= kMaxDim,
-            "draft_attention: blocks of at most 16 rows, heads of at most 256 on a GPU");
+    require(d <= kMaxDim, "draft_attention: heads of at most 256 on a GPU");
+    require(rows.sequences < 65536 && params.block < 65536, "draft_attention: fewer than 65536");
     if (out.rows == 0) return;
-    const Attention args = {out,
-                            query,
-                            key,
-                            value,
-                            q_norm,
-                            k_norm,
-                            cache,
-                            params,
-                            rows,
-                            scratch,
-                            scratch + out.rows * params.heads * d};
-    launch_dependent(rotate_kernel, static_cast<unsigned>(out.rows), kThreads, 0, stream, args);
-    constexpr auto kShared = static_cast<int>(sizeof(AttendKernel::Shared));
-    kernels.allow_shared(attend_kernel, kShared);
-    const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(rows.sequences));
-    launch_dependent(attend_kernel, grid, kThreads, kShared, stream, args);
+    float* queries = scratch;
+    float* keys = queries + out.rows * params.heads * d;
+    launch_dependent(rotate_kernel, static_cast<unsigned>(out.rows), kThreads, 0, stream,
+                     Rotation{query, key, q_norm, k_norm, params, rows, queries, keys});
+    Attention args{.out = out,
+                   .value = value,
+                   .cache = cache,
+                   .params = params,
+                   .rows = rows,
+                   .queries = queries,
+                   .keys = keys};
+    args.pieces = most_pieces(cache, params);
+    const int32_t slab = slab_of(cache, params, rows.sequences);
+    const int64_t pieces = int64_t{slab} * params.heads * params.block * args.pieces;
+    args.totals = reinterpret_cast<float2*>(keys + out.rows * params.kv_heads * d);
+    args.sums = reinterpret_cast<float*>(args.totals + pieces);
+    constexpr auto kShared = static_cast<int>(sizeof(PieceKernel::Shared));
+    const int factors = args.pieces * static_cast<int>(sizeof(float));
+    kernels.allow_shared(piece_kernel, kShared);
+    kernels.allow_shared(add_pieces_kernel, std::max(factors, kShared));
+    const int32_t group = params.heads / params.kv_heads;
+    const int32_t tiles = (group * params.block + kQueries - 1) / kQueries;
+    for (args.first = 0; args.first < rows.sequences; args.first += slab) {
+        const auto count = static_cast<unsigned>(std::min(slab, rows.sequences - args.first));
+        launch_dependent(piece_kernel,
+                         dim3(static_cast<unsigned>(args.pieces),
+                              static_cast<unsigned>(params.kv_heads * tiles), count),
+                         kAttendThreads, kShared, stream, args);
+        launch_dependent(
+            add_pieces_kernel,
+            dim3(static_cast<unsigned>(params.heads), static_cast<unsigned>(params.block), count),
+            static_cast<int>((d + 31) / 32 * 32), factors, stream, args);
+    }
 }
 
 }  // namespace quadrille::cuda

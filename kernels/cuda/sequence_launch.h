@@ -67,11 +67,13 @@ void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_
 void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,
                   const Rows& rows, LaunchStream stream);
-// scratch: the block's rotated queries and keys, out.rows * (heads + kv_heads) * head_dim floats.
+// scratch: draft_attention_scratch() floats.
 void draft_attention(View<float> out, View<const float> query, View<const float> key,
                      View<const float> value, const float* q_norm, const float* k_norm,
                      const DraftCache& cache, const DraftAttentionParams& params, const Rows& rows,
                      float* scratch, KernelSet& kernels, LaunchStream stream);
+int64_t draft_attention_scratch(const DraftCache& cache, const DraftAttentionParams& params,
+                                int32_t sequences);
 
 // draft.cu
 void draft_conv(View<float> out, View<const float> in, View<const float> dynamic, const float* base,
