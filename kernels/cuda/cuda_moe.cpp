@@ -292,7 +292,7 @@ void CudaBackend::moe_rows(const MoePass& pass) {
     parts.shared_segment_stride = pass.in.rows * n;
     if (pass.pairs() == 0 || pass.experts.count == 0) {
         parts.experts = 0;
-        return cuda::combine(pass.out, parts, stream_.get());
+        return cuda::combine(pass.out, parts, kernels_.overlaps(), stream_.get());
     }
     moe_hidden(pass);
     if (pass.down.has_exl3()) {
@@ -312,7 +312,8 @@ void CudaBackend::moe_rows(const MoePass& pass) {
     int64_t chunk = n;
     if (pass.down.has_native()) {
         swiglu_tiles(pass.hidden, pass.hidden + pass.hidden_stride(), pass.experts.max_width,
-                     pass.experts.experts, pass.grouping, pass.experts.limit, stream_.get());
+                     pass.experts.experts, pass.grouping, pass.experts.limit, kernels_.overlaps(),
+                     stream_.get());
     } else {
         const int64_t blocks = kPairFloats / (pass.pairs() * pass.segments * exl3::kBlock);
         chunk = std::min(n, std::max<int64_t>(blocks, 1) * exl3::kBlock);
@@ -324,7 +325,8 @@ void CudaBackend::moe_rows(const MoePass& pass) {
         parts.pair_stride = columns;
         Combination part = parts;
         if (part.shared != nullptr) part.shared += first;
-        cuda::combine(pass.out.slice_cols(first, columns), part, stream_.get());
+        cuda::combine(pass.out.slice_cols(first, columns), part, kernels_.overlaps(),
+                      stream_.get());
     }
 }
 
@@ -376,7 +378,8 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
             grouping.tiles = scope.take<RowTile>(grouping.most_tiles);
             grouping.tile_count = scope.take<int32_t>(1);
             grouping.order = scope.take<int32_t>(grouping.capacity);
-            group_pairs(grouping, pass.ids, experts.count, pass.tile_rows, stream_.get());
+            group_pairs(grouping, pass.ids, experts.count, pass.tile_rows, kernels_.overlaps(),
+                        stream_.get());
             pass.hidden = scope.take<float>(2 * pass.hidden_stride());
             pass.rotated = scope.take<uint2>(rotated_size(grouping.capacity, pass.down.k_padded));
             pass.by_pair = scope.take<float>(std::max(

@@ -2,7 +2,7 @@
 // What surrounds the products of the experts: the rows of each expert, and the sum over slots and
 // segments. Where two rows of one expert come to lie is a race, what they compute is not: a row's
 // arithmetic does not depend on its position.
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -19,98 +19,191 @@ __device__ int32_t padded(int32_t count) {
     return (count + 7) / 8 * 8;
 }
 
-// One block. Shared: rows, first position and first tile of every expert.
-__global__ void __launch_bounds__(kGroupThreads)
-    group_pairs_kernel(Grouping out, View<const int32_t> ids, int32_t experts, int32_t tile_rows) {
-    extern __shared__ int32_t shared[];
-    int32_t* rows = shared;
-    int32_t* position = shared + experts;
-    int32_t* tile = shared + 2 * experts;
-    const auto thread = static_cast<int32_t>(threadIdx.x);
-    for (int32_t e = thread; e < experts; e += kGroupThreads) rows[e] = 0;
-    for (int64_t p = thread; p < out.capacity; p += kGroupThreads) out.order[p] = -1;
-    __syncthreads();
-    const int64_t pairs = ids.rows * ids.cols;
-    for (int64_t pair = thread; pair < pairs; pair += kGroupThreads) {
-        const int32_t e = ids.data[pair / ids.cols * ids.stride + pair % ids.cols];
-        if (e >= 0 && e < experts) atomicAdd(&rows[e], 1);
+struct PairGrouping {
+    Grouping out;
+    View<const int32_t> ids;
+    int32_t experts;
+    int32_t tile_rows;
+
+    // Of a pair; -1: nobody.
+    __device__ int32_t expert(int32_t pair) const {
+        const auto slots = static_cast<uint32_t>(ids.cols);
+        const uint32_t row = static_cast<uint32_t>(pair) / slots;
+        const int32_t e = ids.data[row * ids.stride + static_cast<uint32_t>(pair) % slots];
+        return e >= 0 && e < experts ? e : -1;
     }
-    __syncthreads();
-    if (thread < 32) {
-        // Running sums, 32 experts at a time.
-        int32_t positions = 0;
-        int32_t tiles = 0;
-        for (int32_t first = 0; first < experts; first += 32) {
-            const int32_t e = first + thread;
-            const int32_t count = e < experts ? rows[e] : 0;
-            int32_t to_position = padded(count);
-            int32_t to_tile = (count + tile_rows - 1) / tile_rows;
+    __device__ int32_t tiles_of(int32_t rows) const { return (rows + tile_rows - 1) / tile_rows; }
+};
+
+struct Place {
+    int32_t position;
+    int32_t tile;
+};
+
+// Where the thread's experts begin, which have `own` positions and tiles: sums over the threads
+// before it. totals: one of each warp, in shared memory.
+__device__ Place place_of_thread(Place own, Place* totals) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    Place end = own;
 #pragma unroll
-            for (int stride = 1; stride < 32; stride *= 2) {
-                const int32_t p = __shfl_up_sync(0xffffffffu, to_position, stride);
-                const int32_t t = __shfl_up_sync(0xffffffffu, to_tile, stride);
-                if (thread >= stride) {
-                    to_position += p;
-                    to_tile += t;
-                }
-            }
-            if (e < experts) {
-                position[e] = positions + to_position - padded(count);
-                tile[e] = tiles + to_tile - (count + tile_rows - 1) / tile_rows;
-            }
-            positions += __shfl_sync(0xffffffffu, to_position, 31);
-            tiles += __shfl_sync(0xffffffffu, to_tile, 31);
-        }
-        if (thread == 0) *out.tile_count = tiles;
+    for (int stride = 1; stride < 32; stride *= 2) {
+        const int32_t position = __shfl_up_sync(0xffffffffu, end.position, stride);
+        const int32_t tile = __shfl_up_sync(0xffffffffu, end.tile, stride);
+        if (lane >= stride) end = {end.position + position, end.tile + tile};
     }
+    if (lane == 31) totals[warp] = end;
     __syncthreads();
-    for (int32_t e = thread; e < experts; e += kGroupThreads) {
-        for (int32_t r = 0; r < rows[e]; r += tile_rows) {
-            out.tiles[tile[e] + r / tile_rows] = {e, position[e] + r, min(tile_rows, rows[e] - r)};
-        }
+    Place before = {end.position - own.position, end.tile - own.tile};
+#pragma unroll 8
+    for (int w = 0; w < warp; ++w) {
+        before.position += totals[w].position;
+        before.tile += totals[w].tile;
     }
+    return before;
+}
+
+// One block, all of whose time is latency where there are few pairs. Shared: rows and first
+// position of every expert.
+__global__ void __launch_bounds__(kGroupThreads)
+    group_pairs_kernel(const __grid_constant__ PairGrouping args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    extern __shared__ int32_t shared[];
+    __shared__ Place totals[kGroupThreads / 32];
+    int32_t* rows = shared;
+    int32_t* position = shared + args.experts;
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    for (int32_t e = thread; e < args.experts; e += kGroupThreads) rows[e] = 0;
     __syncthreads();
-    for (int64_t pair = thread; pair < pairs; pair += kGroupThreads) {
-        const int32_t e = ids.data[pair / ids.cols * ids.stride + pair % ids.cols];
-        if (e < 0 || e >= experts) continue;
-        out.order[atomicAdd(&position[e], 1)] = static_cast<int32_t>(pair);
+    const auto pairs = static_cast<int32_t>(args.ids.rows * args.ids.cols);
+    int32_t expert = -1;  // of the thread's last pair
+    int32_t rank = 0;     // among the expert's rows
+    for (int32_t pair = thread; pair < pairs; pair += kGroupThreads) {
+        expert = args.expert(pair);
+        if (expert >= 0) rank = atomicAdd(&rows[expert], 1);
+    }
+    for (int64_t p = thread; p < args.out.capacity; p += kGroupThreads) args.out.order[p] = -1;
+    __syncthreads();
+    // Neighbouring experts to a thread.
+    const int32_t each = (args.experts + kGroupThreads - 1) / kGroupThreads;
+    const int32_t first = min(thread * each, args.experts);
+    const int32_t last = min(first + each, args.experts);
+    Place own = {0, 0};
+    for (int32_t e = first; e < last; ++e) {
+        own.position += padded(rows[e]);
+        own.tile += args.tiles_of(rows[e]);
+    }
+    Place place = place_of_thread(own, totals);
+    for (int32_t e = first; e < last; ++e) {
+        position[e] = place.position;
+        for (int32_t r = 0; r < rows[e]; r += args.tile_rows) {
+            args.out.tiles[place.tile++] = {e, place.position + r,
+                                            min(args.tile_rows, rows[e] - r)};
+        }
+        place.position += padded(rows[e]);
+    }
+    if (thread == kGroupThreads - 1) *args.out.tile_count = place.tile;
+    __syncthreads();
+    if (pairs <= kGroupThreads) {
+        if (expert >= 0) args.out.order[position[expert] + rank] = thread;
+        return;
+    }
+    for (int32_t pair = thread; pair < pairs; pair += kGroupThreads) {
+        expert = args.expert(pair);
+        if (expert >= 0) args.out.order[atomicAdd(&position[expert], 1)] = pair;
     }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    combine_kernel(View<float> out, const __grid_constant__ Combination in) {
-    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (c >= out.cols) return;
-    for (int64_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
-        const int32_t* id = in.ids.data + r * in.ids.stride;
-        const float* weight = in.weights.data + r * in.weights.stride;
-        float tree[2] = {0.0f, 0.0f};
-        for (int32_t s = 0; s < in.segments; ++s) {
-            float sum = 0.0f;
-            for (int64_t slot = 0; slot < in.ids.cols; ++slot) {
-                if (id[slot] < 0 || id[slot] >= in.experts) continue;
-                const int64_t pair = r * in.ids.cols + slot;
-                sum += weight[slot] * in.by_pair[(pair * in.segments + s) * in.pair_stride + c];
-            }
-            if (in.shared != nullptr) {
-                sum += in.shared[s * in.shared_segment_stride + r * in.shared_stride + c];
-            }
-            tree[s / 2] = s % 2 == 0 ? sum : tree[s / 2] + sum;
+struct CombineArgs {
+    View<float> out;
+    Combination in;
+};
+
+// One output of a row. All loads of 8 slots are under way together: their latency is what this
+// costs where there are few rows.
+template <int kSegments>
+__device__ float combined(const Combination& in, int64_t r, int64_t c) {
+    constexpr int kSlots = 8;
+    float sum[kSegments] = {};
+    float shared[kSegments] = {};
+    if (in.shared != nullptr) {
+#pragma unroll
+        for (int s = 0; s < kSegments; ++s) {
+            shared[s] = in.shared[s * in.shared_segment_stride + r * in.shared_stride + c];
         }
-        out.data[r * out.stride + c] = in.segments == 4 ? tree[0] + tree[1] : tree[0];
+    }
+    const int32_t* id = in.ids.data + r * in.ids.stride;
+    const float* weight = in.weights.data + r * in.weights.stride;
+    for (int64_t first = 0; first < in.ids.cols; first += kSlots) {
+        bool busy[kSlots];
+        float scale[kSlots] = {};
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) {
+            const bool there = first + i < in.ids.cols;
+            const int32_t expert = there ? id[first + i] : -1;
+            busy[i] = expert >= 0 && expert < in.experts;
+            if (there) scale[i] = weight[first + i];
+        }
+        float part[kSegments][kSlots] = {};
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) {
+            const int64_t pair = r * in.ids.cols + first + i;
+            const float* from = in.by_pair + pair * kSegments * in.pair_stride + c;
+#pragma unroll
+            for (int s = 0; s < kSegments; ++s) {
+                if (busy[i]) part[s][i] = from[s * in.pair_stride];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) {
+#pragma unroll
+            for (int s = 0; s < kSegments; ++s) {
+                if (busy[i]) sum[s] += scale[i] * part[s][i];
+            }
+        }
+    }
+    if (in.shared != nullptr) {
+#pragma unroll
+        for (int s = 0; s < kSegments; ++s) sum[s] += shared[s];
+    }
+    if constexpr (kSegments == 4) return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    if constexpr (kSegments == 2) return sum[0] + sum[1];
+    return sum[0];
+}
+
+template <int kSegments>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(const __grid_constant__ CombineArgs args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (c >= args.out.cols) return;
+    for (int64_t r = blockIdx.y; r < args.out.rows; r += gridDim.y) {
+        args.out.data[r * args.out.stride + c] = combined<kSegments>(args.in, r, c);
     }
 }
 
+struct SwigluTiles {
+    float* gate;
+    const float* up;
+    int64_t stride;
+    const Mlp* table;
+    Grouping grouping;
+    float limit;
+};
+
 __global__ void __launch_bounds__(kThreads)
-    swiglu_tiles_kernel(float* gate, const float* up, int64_t stride, const Mlp* table,
-                        Grouping grouping, float limit) {
-    if (static_cast<int32_t>(blockIdx.y) >= *grouping.tile_count) return;
-    const RowTile tile = grouping.tiles[blockIdx.y];
+    swiglu_tiles_kernel(const __grid_constant__ SwigluTiles args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    if (static_cast<int32_t>(blockIdx.y) >= *args.grouping.tile_count) return;
+    const RowTile tile = args.grouping.tiles[blockIdx.y];
     const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (c >= table[tile.expert].down.k) return;
+    if (c >= args.table[tile.expert].down.k) return;
     for (int32_t r = 0; r < tile.rows; ++r) {
-        const int64_t at = (tile.first + r) * stride + c;
-        gate[at] = swiglu(gate[at], up[at], limit);
+        const int64_t at = (tile.first + r) * args.stride + c;
+        args.gate[at] = swiglu(args.gate[at], args.up[at], args.limit);
     }
 }
 
@@ -127,31 +220,33 @@ int32_t grouped_tiles(int64_t pairs, int32_t experts, int32_t tile_rows) {
 }
 
 void group_pairs(const Grouping& grouping, View<const int32_t> ids, int32_t experts,
-                 int32_t tile_rows, cudaStream_t stream) {
+                 int32_t tile_rows, bool overlap, cudaStream_t stream) {
     require(experts <= 4096, "moe: at most 4096 experts");
     require(tile_rows % 8 == 0, "moe: tiles of whole groups of 8 rows");
-    const size_t shared = static_cast<size_t>(experts) * 3 * sizeof(int32_t);
-    group_pairs_kernel<<<1, kGroupThreads, shared, stream>>>(grouping, ids, experts, tile_rows);
-    LAUNCH_CHECK();
+    const auto shared = static_cast<int>(experts * 2 * sizeof(int32_t));
+    launch_dependent(group_pairs_kernel, dim3(1), kGroupThreads, shared, overlap, stream,
+                     PairGrouping{grouping, ids, experts, tile_rows});
 }
 
-void combine(View<float> out, const Combination& parts, cudaStream_t stream) {
+void combine(View<float> out, const Combination& parts, bool overlap, cudaStream_t stream) {
     require(parts.segments == 1 || parts.segments == 2 || parts.segments == 4,
             "moe: 1, 2 or 4 segments");
     if (out.rows == 0 || out.cols == 0) return;
     const dim3 grid(static_cast<unsigned>((out.cols + kThreads - 1) / kThreads),
                     static_cast<unsigned>(std::min<int64_t>(out.rows, 65535)));
-    combine_kernel<<<grid, kThreads, 0, stream>>>(out, parts);
-    LAUNCH_CHECK();
+    const auto kernel = parts.segments == 1   ? combine_kernel<1>
+                        : parts.segments == 2 ? combine_kernel<2>
+                                              : combine_kernel<4>;
+    launch_dependent(kernel, grid, kThreads, 0, overlap, stream, CombineArgs{out, parts});
 }
 
 void swiglu_tiles(float* gate, const float* up, int64_t stride, const Mlp* table,
-                  const Grouping& grouping, float limit, cudaStream_t stream) {
+                  const Grouping& grouping, float limit, bool overlap, cudaStream_t stream) {
     if (grouping.most_tiles == 0) return;
     const dim3 grid(static_cast<unsigned>((stride + kThreads - 1) / kThreads),
                     static_cast<unsigned>(grouping.most_tiles));
-    swiglu_tiles_kernel<<<grid, kThreads, 0, stream>>>(gate, up, stride, table, grouping, limit);
-    LAUNCH_CHECK();
+    launch_dependent(swiglu_tiles_kernel, grid, kThreads, 0, overlap, stream,
+                     SwigluTiles{gate, up, stride, table, grouping, limit});
 }
 
 }  // namespace quadrille::cuda

@@ -150,6 +150,19 @@ TEST_F(CudaMoe, ManyExpertsMostOfThemEmpty) {
     }
 }
 
+// Several experts to a thread of the kernel that groups rows, and several rows.
+TEST_F(CudaMoe, MoreExpertsThanThreadsOfABlock) {
+    const Experts experts(random_, 128, 128, 2100, 1, Pack::exl3);
+    Loaded cpu(*cpu_, experts);
+    Loaded gpu(*gpu_, experts);
+    for (const int64_t m : {5, 300}) {
+        Pass pass = random_pass(random_, m, 128, 2100, 4);
+        pass.ids[1] = 2099;
+        pass.ids[6] = -1;
+        EXPECT_TRUE(near_enough(gpu.run(pass, 4), cpu.run(pass, 4), kAllowed));
+    }
+}
+
 TEST_F(CudaMoe, OneArithmeticPerRow) {
     constexpr int64_t kPool = 200;
     for (const Pack pack : {Pack::exl3, Pack::native, Pack::mixed}) {
