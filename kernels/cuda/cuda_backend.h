@@ -19,6 +19,10 @@
 
 namespace quadrille::cuda {
 
+struct Kind;  // moe_pass.h
+struct Member;
+struct MoePass;
+
 // The number of usable devices; 0 without a driver.
 int32_t device_count();
 
@@ -130,8 +134,6 @@ class CudaBackend final : public Backend {
                    int32_t valid) override;
 
   private:
-    struct MoePass;
-
     Exl3Device exl3_device() const { return {processors_, kernels_.shared_limit()}; }
 
     // out row r of segment s at out.data + r * row_stride + s * segment_stride.
@@ -142,9 +144,13 @@ class CudaBackend final : public Backend {
     void launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
                      int32_t column_blocks, int64_t tiles, int32_t members);
 
-    void moe_rows(const MoePass& pass);
-    void moe_hidden(const MoePass& pass);
-    void moe_down(const MoePass& pass, int64_t first_column, int64_t columns);
+    Exl3Plan moe_plan(const MoePass& pass, const Member& shape, const Kind& kind,
+                      int32_t members) const;
+    bool moe_inside(const MoePass& pass, const Member& shape, int32_t members) const;
+    void moe_rows(MoePass& pass);
+    void moe_hidden(MoePass& pass);
+    void moe_down_inputs(MoePass& pass);
+    void moe_down(MoePass& pass, int64_t first_column, int64_t columns);
     void moe_shared(float* by_segment, const MoePass& pass);
 
     std::string device_name_;

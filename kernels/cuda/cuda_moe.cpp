@@ -3,8 +3,8 @@
 // grouped launch per stage covers all experts, gate and up together. Results stay apart per pair
 // and segment and are summed in slot order, so a row's bits do not depend on the grouping.
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/exl3_launch.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/moe_pass.h"
 #include "kernels/cuda/rotate.h"
 
 #include <algorithm>
@@ -24,47 +24,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-// What decides the kernel of a matrix. A pack may mix kinds; each gets launches of its own.
-struct Kind {
-    bool exl3;
-    int32_t bits;
-    bool mul1;
-    Dtype dtype;
-
-    bool operator==(const Kind&) const = default;
-};
-Kind kind_of(const Matrix& w) {
-    if (w.is_exl3()) return {true, w.bits, w.codebook == Codebook::mul1, Dtype::f32};
-    return {false, 0, false, w.dtype};
-}
-
-// The shape of w with the bits and codebook of a kind.
-Matrix of_kind(Matrix w, const Kind& kind) {
-    w.bits = kind.bits;
-    w.codebook = kind.mul1 ? Codebook::mul1 : Codebook::mcg;
-    return w;
-}
-
-const Matrix& member_of(const Mlp& mlp, int32_t member) {
-    return member == 0 ? mlp.gate : member == 1 ? mlp.up : mlp.down;
-}
-
-// One member (gate, up or down) over all experts.
-struct Member {
-    std::vector<Kind> kinds;
-    int64_t k = 0;  // the most of any expert
-    int64_t n = 0;
-    int64_t k_padded = 0;
-    int64_t n_padded = 0;
-    Matrix widest;  // of the EXL3 ones, for plans
-
-    bool has_exl3() const { return widest.is_exl3(); }
-    bool has_native() const {
-        return std::any_of(kinds.begin(), kinds.end(), [](const Kind& k1) { return !k1.exl3; });
-    }
-};
-
-Member member_of(const std::vector<Mlp>& table, int32_t member) {
+Member over_all(const std::vector<Mlp>& table, int32_t member) {
     Member all;
     for (const Mlp& mlp : table) {
         const Matrix& w = member_of(mlp, member);
@@ -75,6 +35,7 @@ Member member_of(const std::vector<Mlp>& table, int32_t member) {
         all.k = std::max(all.k, w.k);
         all.n = std::max(all.n, w.n);
         if (!w.is_exl3()) continue;
+        all.aligned = all.aligned && reinterpret_cast<uintptr_t>(w.suh) % 8 == 0;
         all.k_padded = std::max(all.k_padded, w.k_padded);
         all.n_padded = std::max(all.n_padded, w.n_padded);
         if (w.n_padded * w.k_padded >= all.widest.n_padded * all.widest.k_padded) all.widest = w;
@@ -110,160 +71,6 @@ int32_t tile_rows_for(const Exl3Plan& plan, const Member& gate, const Member& do
 
 }  // namespace
 
-struct CudaBackend::MoePass {
-    View<float> out{};
-    View<const float> in{};
-    View<const int32_t> ids{};
-    View<const float> weights{};
-    const MoeWeights& experts;
-    int32_t segments = 1;
-    Member gate{};
-    Member up{};
-    Member down{};
-
-    int32_t tile_rows = 8;
-    Grouping grouping{};
-    float* hidden = nullptr;   // gate, then up: (positions, max_width) each
-    uint2* rotated = nullptr;  // inputs of down
-    float* by_pair = nullptr;
-    float* shared = nullptr;  // (segments, m, n)
-
-    int64_t pairs() const { return ids.rows * ids.cols; }
-    int64_t hidden_stride() const { return grouping.capacity * experts.max_width; }
-};
-
-namespace {
-
-void set_tiles(NativeProduct& args, const Grouping& grouping) {
-    args.tiles = grouping.tiles;
-    args.tile_count = grouping.tile_count;
-    args.order = grouping.order;
-}
-
-}  // namespace
-
-// hidden: gate x and up x of every position.
-void CudaBackend::moe_hidden(const MoePass& pass) {
-    Workspace::Scope scope(workspace_);
-    const Grouping& grouping = pass.grouping;
-    const ProductOut out = {.data = pass.hidden,
-                            .row_stride = pass.experts.max_width,
-                            .member_stride = pass.hidden_stride()};
-    const bool together = pass.gate.kinds.size() == 1 && pass.gate.kinds == pass.up.kinds;
-    const int32_t members = together ? 2 : 1;
-    const int64_t k_padded = std::max(pass.gate.k_padded, pass.up.k_padded);
-    const int64_t rotated_stride = rotated_size(grouping.capacity, k_padded);
-    uint2* rotated = nullptr;
-    if (k_padded > 0) {
-        rotated = scope.take<uint2>(2 * rotated_stride);
-        Rotation rotation{.x = pass.in.data, .x_stride = pass.in.stride};
-        rotation.order = grouping.order;
-        rotation.slots = static_cast<int32_t>(pass.ids.cols);
-        rotation.tiles = grouping.tiles;
-        rotation.tile_count = grouping.tile_count;
-        rotation.tile_rows = pass.tile_rows;
-        rotation.table = pass.experts.experts;
-        rotation.out = rotated;
-        rotation.out_stride = rotated_stride;
-        rotation.out_tiles = k_padded / exl3::kTile;
-        rotate(rotation, k_padded, grouping.most_tiles, 2, kernels_.overlaps(), stream_.get());
-    }
-    const uint4* fragments = nullptr;
-    for (int32_t member = 0; member < 2; member += members) {
-        const Member& shape = member == 0 ? pass.gate : pass.up;
-        for (const Kind& kind : shape.kinds) {
-            if (kind.exl3) {
-                const Matrix like = of_kind(shape.widest, kind);
-                const Exl3Plan plan = plan_exl3_experts(like, pass.pairs(), pass.experts.count,
-                                                        members, exl3_device(), pass.tile_rows / 8);
-                Exl3Product args;
-                args.table = pass.experts.experts;
-                args.member = member;
-                args.tiles = grouping.tiles;
-                args.tile_count = grouping.tile_count;
-                args.rotated = rotated + member * rotated_stride;
-                args.rotated_stride = rotated_stride;
-                args.rotated_tiles = k_padded / exl3::kTile;
-                args.out = out;
-                args.out.data += member * out.member_stride;
-                launch_exl3(plan, args, like, static_cast<int32_t>(shape.n_padded / exl3::kBlock),
-                            grouping.most_tiles, members);
-                continue;
-            }
-            NativeProduct args;
-            args.table = pass.experts.experts;
-            args.member = member;
-            set_tiles(args, grouping);
-            args.x = pass.in.data;
-            args.x_stride = pass.in.stride;
-            args.slots = static_cast<int32_t>(pass.ids.cols);
-            args.out = out;
-            args.out.data += member * out.member_stride;
-            if (pass.tile_rows <= kStreamRows) {
-                native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
-                              members, processors_, kernels_, stream_.get());
-                continue;
-            }
-            if (fragments == nullptr) {
-                auto* split = scope.take<uint4>(split_size(grouping.capacity, shape.k));
-                split_rows(split, args, shape.k, grouping.most_tiles, stream_.get());
-                fragments = split;
-            }
-            args.fragments = fragments;
-            native_tiled(args, shape.n, grouping.most_tiles, members, kernels_, stream_.get());
-        }
-    }
-}
-
-// by_pair (pairs * segments, columns): columns [first_column, first_column + columns) of down.
-void CudaBackend::moe_down(const MoePass& pass, int64_t first_column, int64_t columns) {
-    const Grouping& grouping = pass.grouping;
-    const ProductOut out = {.data = pass.by_pair - first_column,
-                            .row_stride = pass.segments * columns,
-                            .segment_stride = columns,
-                            .by_segment = true};
-    for (const Kind& kind : pass.down.kinds) {
-        if (kind.exl3) {
-            const Matrix like = of_kind(pass.down.widest, kind);
-            const Exl3Plan plan = plan_exl3_experts(like, pass.pairs(), pass.experts.count, 1,
-                                                    exl3_device(), pass.tile_rows / 8);
-            Exl3Product args;
-            args.table = pass.experts.experts;
-            args.member = 2;
-            args.tiles = grouping.tiles;
-            args.tile_count = grouping.tile_count;
-            args.order = grouping.order;
-            args.rotated = pass.rotated;
-            args.rotated_tiles = pass.down.k_padded / exl3::kTile;
-            args.out = out;
-            args.first_block = static_cast<int32_t>(first_column / exl3::kBlock);
-            launch_exl3(plan, args, like, static_cast<int32_t>(ceil_div(columns, exl3::kBlock)),
-                        grouping.most_tiles, 1);
-            continue;
-        }
-        require(first_column == 0 && columns == pass.down.n, "moe: native columns at once");
-        Workspace::Scope scope(workspace_);
-        NativeProduct args;
-        args.table = pass.experts.experts;
-        args.member = 2;
-        set_tiles(args, grouping);
-        args.slots = 0;  // inputs by position
-        args.scatter = true;
-        args.x = pass.hidden;
-        args.x_stride = pass.experts.max_width;
-        args.out = out;
-        if (pass.tile_rows <= kStreamRows) {
-            native_stream(args, kind.dtype, pass.down.n, grouping.most_tiles, pass.tile_rows, 1,
-                          processors_, kernels_, stream_.get());
-            continue;
-        }
-        auto* split = scope.take<uint4>(split_size(grouping.capacity, pass.down.k));
-        split_rows(split, args, pass.down.k, grouping.most_tiles, stream_.get());
-        args.fragments = split;
-        native_tiled(args, pass.down.n, grouping.most_tiles, 1, kernels_, stream_.get());
-    }
-}
-
 // by_segment (segments, m, n): the shared expert.
 void CudaBackend::moe_shared(float* by_segment, const MoePass& pass) {
     const Mlp& mlp = pass.experts.shared;
@@ -282,7 +89,7 @@ void CudaBackend::moe_shared(float* by_segment, const MoePass& pass) {
 }
 
 // One slab: the routed experts column chunk by column chunk, each combined at once.
-void CudaBackend::moe_rows(const MoePass& pass) {
+void CudaBackend::moe_rows(MoePass& pass) {
     const int64_t n = pass.out.cols;
     Combination parts{.ids = pass.ids, .weights = pass.weights};
     parts.experts = pass.experts.count;
@@ -295,26 +102,9 @@ void CudaBackend::moe_rows(const MoePass& pass) {
         return cuda::combine(pass.out, parts, kernels_.overlaps(), stream_.get());
     }
     moe_hidden(pass);
-    if (pass.down.has_exl3()) {
-        Rotation rotation{.x = pass.hidden, .x_stride = pass.experts.max_width};
-        rotation.up = pass.hidden + pass.hidden_stride();
-        rotation.limit = pass.experts.limit;
-        rotation.tiles = pass.grouping.tiles;
-        rotation.tile_count = pass.grouping.tile_count;
-        rotation.tile_rows = pass.tile_rows;
-        rotation.table = pass.experts.experts;
-        rotation.member = 2;
-        rotation.out = pass.rotated;
-        rotation.out_tiles = pass.down.k_padded / exl3::kTile;
-        rotate(rotation, pass.down.k_padded, pass.grouping.most_tiles, 1, kernels_.overlaps(),
-               stream_.get());
-    }
+    moe_down_inputs(pass);
     int64_t chunk = n;
-    if (pass.down.has_native()) {
-        swiglu_tiles(pass.hidden, pass.hidden + pass.hidden_stride(), pass.experts.max_width,
-                     pass.experts.experts, pass.grouping, pass.experts.limit, kernels_.overlaps(),
-                     stream_.get());
-    } else {
+    if (!pass.down.has_native()) {
         const int64_t blocks = kPairFloats / (pass.pairs() * pass.segments * exl3::kBlock);
         chunk = std::min(n, std::max<int64_t>(blocks, 1) * exl3::kBlock);
     }
@@ -352,9 +142,9 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
         pass.segments = table.front().down.segments;
     }
     require_experts(table, experts, in.cols, pass.segments);
-    pass.gate = member_of(table, 0);
-    pass.up = member_of(table, 1);
-    pass.down = member_of(table, 2);
+    pass.gate = over_all(table, 0);
+    pass.up = over_all(table, 1);
+    pass.down = over_all(table, 2);
     require(table.empty() || pass.down.n == out.cols, "moe: experts as wide as out");
     const bool large = !pass.gate.has_native() && !pass.down.has_native() &&
                        exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits);

@@ -35,6 +35,8 @@ constexpr int32_t kGatherManyUnits = 32;
 // kernel before the product, and the inputs that it rotates in a microsecond.
 constexpr double kRotateRow = 0.0064;
 constexpr double kRotateKernel = 2.25;
+constexpr double kRotateExperts = 3.0;  // the kernel looks for its tile, matrix and rows first
+constexpr double kRotateGated = 0.02;   // with swiglu, about 160 instructions
 constexpr double kRotateInputs = 0.335e6;
 
 // Large tiles. A thread block waits for its first weights and inputs; a leaf of 256 columns is
@@ -82,8 +84,10 @@ double end_cost(const Exl3Plan& plan, const Exl3Work& work) {
 }  // namespace
 
 double rotation_cost(const Exl3Plan& plan, const Exl3Work& work) {
-    if (plan.rotate_inside || work.experts) return 0.0;
-    return kRotateKernel + static_cast<double>(work.total * work.w.k_padded) / kRotateInputs;
+    if (plan.rotate_inside) return 0.0;
+    const int64_t inputs = work.total * work.members * work.w.k_padded;
+    return (work.experts ? kRotateExperts : kRotateKernel) +
+           static_cast<double>(inputs) / kRotateInputs;
 }
 
 double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
@@ -105,8 +109,8 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
                           : plan.mode == ProductMode::leaf ? teams * leaves
                                                            : teams * ceil_div(leaves, kGroupBlocks);
     const int64_t rotated = plan.rotate_inside ? plan.teams * leaves : 0;
-    const double by_row =
-        kWrite * static_cast<double>(units) + kRotateRow * static_cast<double>(rotated);
+    const double by_row = kWrite * static_cast<double>(units) +
+                          (work.gated ? kRotateGated : kRotateRow) * static_cast<double>(rotated);
     return rounds * (kStart + static_cast<double>(leaves) * leaf) +
            each * (kBlockStart + by_row * static_cast<double>(work.rows)) + end_cost(plan, work);
 }

@@ -16,7 +16,9 @@ struct Exl3Work {
     int64_t rows;     // of a tile: of the fullest one, or of many on average
     int64_t total;    // rows in all
     const Exl3Device& device;
-    bool experts;  // of many matrices, whose inputs are rotated anyway
+    bool experts;         // of many matrices
+    int32_t members = 1;  // of each expert, each with its own rotation of the inputs
+    bool gated = false;   // inputs are swiglu of two
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {

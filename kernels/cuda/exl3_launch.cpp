@@ -37,6 +37,9 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
     require(plan.units_of_rank() * plan.ranks >= args.units, "EXL3 plan of all units");
+    require(args.rotated != nullptr ||
+                (plan.rotate_inside && (args.table == nullptr || plan.groups <= kInsideGroups)),
+            "EXL3 product: inputs rotated before, or by a plan");
     require(!plan.halves || (args.table == nullptr && plan.mode == ProductMode::group &&
                              plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
             "EXL3 product in halves: groups of one matrix");

@@ -76,7 +76,8 @@ Cheapest cut(int32_t groups, const Exl3Work& work, int64_t room) {
         plan.ranks = static_cast<int32_t>(ceil_div(units, plan.units_of_rank()));
         plan.waits = may_wait(plan, work);
         cheapest.consider(plan);
-        plan.rotate_inside = !work.experts && team_blocks(plan) <= input_blocks(groups);
+        plan.rotate_inside =
+            (!work.experts || groups <= kInsideGroups) && team_blocks(plan) <= input_blocks(groups);
         if (plan.rotate_inside) cheapest.consider(plan);
     };
     const int32_t units = units_of(ProductMode::group, work.w);
@@ -152,7 +153,7 @@ Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device) {
 }
 
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
-                           const Exl3Device& device, int32_t groups) {
+                           const Exl3Device& device, int32_t groups, bool gated) {
     if (groups == kLargeGroups) return large_plan(w);
     const int64_t busy = std::clamp<int64_t>(pairs, 1, std::max(experts, 1));
     const int64_t rows = ceil_div(pairs, busy);
@@ -165,7 +166,9 @@ Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int3
                         std::clamp<int64_t>(ceil_div(pairs, tiles), 1, tile_rows),
                         pairs,
                         device,
-                        true};
+                        true,
+                        members,
+                        gated};
     };
     const int32_t small_groups = groups > 0 ? groups : groups_for(rows);
     const int64_t tile_rows = int64_t{8} * small_groups;

@@ -21,6 +21,7 @@ inline constexpr int kGroupBlocks = 4;  // of a group
 inline constexpr int kGroupLeaves = kGroupBlocks / kLeafBlocks;
 inline constexpr int kHalvesGroups = 2;  // the most row groups of a product in halves
 inline constexpr int kWaitsGroups = 2;   // of one that waits for sums
+inline constexpr int kInsideGroups = 2;  // of experts that rotate their inputs
 inline constexpr int kHalfStride = 68;   // floats of a row of 64 in shared memory: no conflicts
 
 // The most 128-input blocks of a warp's ring of weights, and of a team's inputs. Two teams stay
@@ -142,15 +143,21 @@ struct Exl3Product {
     int32_t m = 0;                        // rows, without `tiles`
     const RowTile* tiles = nullptr;       // one per y of the grid
     const int32_t* tile_count = nullptr;  // how many of them count
-    const int32_t* order = nullptr;       // result row of a position; nullptr: the position itself
+    const int32_t* order = nullptr;  // result row of a position; nullptr: the position itself
 
     // Rotated inputs in fragment order, see rotate.h; or the inputs themselves, rotated by each
-    // team (one matrix, and no more inputs to a team than it has room for).
+    // team (no more of them than it has room for; experts: of up to kInsideGroups row groups).
+    // Position p is row p of x, or with `input_order` row input_order[p] / slots; with `up`, the
+    // input is swiglu(x, up) (limit as Backend::swiglu).
     const uint2* rotated = nullptr;
     int64_t rotated_stride = 0;  // uint2 from one member's to the next
     int64_t rotated_tiles = 0;   // input tiles a row group has room for
     const float* x = nullptr;
     int64_t x_stride = 0;
+    const int32_t* input_order = nullptr;
+    int32_t slots = 1;
+    float limit = 0.0f;
+    const float* up = nullptr;
 
     ProductOut out;
     ProductMode mode = ProductMode::leaf;
@@ -202,9 +209,9 @@ struct Exl3Device {
 // m rows of one matrix.
 Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device);
 // pairs (row, slot) of `members` matrices of each of `experts` experts shaped like w; in tiles of
-// 8 * groups rows, or as the pairs ask for with groups 0.
+// 8 * groups rows, or as the pairs ask for with groups 0. gated: the inputs are swiglu of two.
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
-                           const Exl3Device& device, int32_t groups = 0);
+                           const Exl3Device& device, int32_t groups = 0, bool gated = false);
 
 // Floats of `partial` and numbers of `counters` that a launch over `tiles` row tiles needs;
 // by_segment: as ProductOut.

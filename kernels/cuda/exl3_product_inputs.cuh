@@ -4,19 +4,21 @@
 #pragma once
 
 #include "kernels/cuda/exl3_product.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 namespace quadrille::cuda {
 
 inline constexpr int kRowsTogether = 4;  // whose loads are under way together
 
-// Inputs 4l .. 4l+3 of `count` rows that are `step` apart, or of the first kRowsTogether of them;
+// Inputs 4l .. 4l+3 of `count` rows, or of the first kRows of them; row(t): where those of one lie.
 // `left` inputs exist from there on, zeros stay behind them.
-__device__ __forceinline__ void load_rows(float (&v)[kRowsTogether][4], const float* x,
-                                          int64_t step, int count, int32_t left) {
+template <int kRows, class Row>
+__device__ __forceinline__ void load_rows(float (&v)[kRows][4], int count, int32_t left,
+                                          Row&& row) {
 #pragma unroll
-    for (int t = 0; t < kRowsTogether; ++t) {
+    for (int t = 0; t < kRows; ++t) {
         if (t >= count || left < 4) continue;
-        const float4 in = __ldcg(reinterpret_cast<const float4*>(x + t * step));
+        const float4 in = __ldcg(reinterpret_cast<const float4*>(row(t)));
         v[t][0] = in.x;
         v[t][1] = in.y;
         v[t][2] = in.z;
@@ -24,10 +26,58 @@ __device__ __forceinline__ void load_rows(float (&v)[kRowsTogether][4], const fl
     }
     if (left >= 4) return;
 #pragma unroll
-    for (int t = 0; t < kRowsTogether; ++t) {
+    for (int t = 0; t < kRows; ++t) {
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            if (t < count && i < left) v[t][i] = x[t * step + i];
+            if (t < count && i < left) v[t][i] = row(t)[i];
+        }
+    }
+}
+
+// Of experts, from the channels of a lane on; as Exl3Product says.
+struct ExpertInputs {
+    const float* x;
+    const float* up;
+    int64_t stride;
+    float limit;
+    int32_t left;  // as load_rows
+};
+
+// Rows first, first + stride .. of one block; source: which row of the inputs the lane's row is.
+// to: where the first one's results go, next: bytes from an input tile's to the next one's. No more
+// rows together: for their registers the kernel would move others to memory.
+__device__ __forceinline__ void rotate_expert_rows(ExpertInputs from, const InputRotation& rotation,
+                                                   int32_t source, int first, int stride, int rows,
+                                                   uint2 scales, unsigned char* to, uint32_t next) {
+    constexpr int kTogether = 2;
+#pragma unroll 1
+    for (int row = first; row < rows; row += kTogether * stride) {
+        int64_t at[kTogether];
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+            at[t] = __shfl_sync(0xffffffffu, source, row + t * stride) * from.stride;
+        }
+        const int count = row + stride < rows ? 2 : 1;
+        float v[kTogether][4] = {};
+        load_rows(v, count, from.left, [&](int t) { return from.x + at[t]; });
+        if (from.up != nullptr) {
+            float up[kTogether][4] = {};
+            load_rows(up, count, from.left, [&](int t) { return from.up + at[t]; });
+#pragma unroll
+            for (int t = 0; t < kTogether; ++t) {
+                if (t >= count) break;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[t][i] = swiglu(v[t][i], up[t][i], from.limit);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+            if (t >= count) break;
+            uint32_t pair[2];
+            rotation(pair, v[t], scales);
+            *reinterpret_cast<uint32_t*>(to) = pair[0];
+            *reinterpret_cast<uint32_t*>(to + next) = pair[1];
+            to += stride * 32;
         }
     }
 }
@@ -46,20 +96,38 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::rotate_inputs() {
     const int channel = (block_ + block) * exl3::kBlock + 4 * lane();
     uint2 scales = {};
     if (block < steps_) scales = *reinterpret_cast<const uint2*>(w_->suh + channel);
+    // Of a lane's row: as early as the tiles.
+    int32_t source = first_ + lane();
+    if constexpr (!kHalves && kGroups <= kInsideGroups) {
+        static_assert(8 * kInsideGroups <= 32);
+        if (args_.input_order != nullptr && lane() < rows_) {
+            source = __ldcg(args_.input_order + source) / args_.slots;
+        }
+    }
     const InputRotation rotation(lane());
     wait_for_earlier_kernels();  // the scales are under way
     if (block >= steps_) return;
     const int32_t left = static_cast<int32_t>(w_->k) - channel;
     const int first = warp() >> shift;
-    const int64_t step = stride * args_.x_stride;
-    const float* x = args_.x + (first_ + first) * args_.x_stride + channel;
     unsigned char* to = shared_ + inputs_ + block * kInputBytes +
                         InputRotation::tile(lane()) * kGroups * 256 +
                         InputRotation::word(lane()) * 4 + first * 32;
+    if constexpr (!kHalves && kGroups <= kInsideGroups) {
+        if (args_.table != nullptr) {
+            const ExpertInputs from = {args_.x + channel,
+                                       args_.up == nullptr ? nullptr : args_.up + channel,
+                                       args_.x_stride, args_.limit, left};
+            return rotate_expert_rows(from, rotation, source, first, stride, rows_, scales, to,
+                                      kGroups * 256);
+        }
+    }
+    const int64_t step = stride * args_.x_stride;
+    const float* x = args_.x + (first_ + first) * args_.x_stride + channel;
 #pragma unroll 1
     for (int row = first; row < rows_; row += kRowsTogether * stride) {
         float v[kRowsTogether][4] = {};
-        load_rows(v, x, step, (rows_ - row + stride - 1) >> (kShift - shift), left);
+        load_rows(v, (rows_ - row + stride - 1) >> (kShift - shift), left,
+                  [&](int t) { return x + t * step; });
 #pragma unroll
         for (int t = 0; t < kRowsTogether; ++t) {
             if (row + t * stride >= rows_) break;

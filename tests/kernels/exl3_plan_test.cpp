@@ -233,7 +233,28 @@ TEST(Exl3Plan, InputsRotateWhereThatIsCheaper) {
     EXPECT_TRUE(plan_exl3(shape(1024, 4096), 64, without_large(4)).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(8192, 4096), 64, without_large(4)).rotate_inside);
     EXPECT_FALSE(plan_exl3(shape(4096, 77440), 8, kDevice).rotate_inside);
-    EXPECT_FALSE(plan_exl3_experts(shape(4096, 1024), 8, 8, 1, kDevice).rotate_inside);
+    // Experts: where they have few rows.
+    for (const int64_t pairs : {1, 8}) {
+        EXPECT_TRUE(plan_exl3_experts(shape(4096, 1024), pairs, 288, 2, kDevice).rotate_inside);
+        EXPECT_TRUE(
+            plan_exl3_experts(shape(1024, 4096), pairs, 288, 1, kDevice, 1, true).rotate_inside);
+    }
+    for (const int64_t pairs : {2304, 4608, 32768}) {
+        EXPECT_FALSE(plan_exl3_experts(shape(4096, 1024), pairs, 288, 2, kDevice).rotate_inside);
+        EXPECT_FALSE(
+            plan_exl3_experts(shape(1024, 4096), pairs, 288, 1, kDevice, 0, true).rotate_inside);
+    }
+    // As cuda_moe_test relies on.
+    for (const int64_t pairs : {3, 12, 39, 60}) {
+        const int32_t groups = pairs <= 40 ? 1 : 2;
+        const Matrix gate = shape(256, 256, 1, 2);
+        const Exl3Plan plan = plan_exl3_experts(gate, pairs, 5, 2, kDevice);
+        EXPECT_EQ(plan.groups, groups);
+        EXPECT_TRUE(plan.rotate_inside);
+        for (const bool gated : {false, true}) {
+            EXPECT_TRUE(plan_exl3_experts(gate, pairs, 5, 1, kDevice, groups, gated).rotate_inside);
+        }
+    }
 }
 
 // Where there is a multiprocessor for each and they would gather: behind a kernel that rotates.
