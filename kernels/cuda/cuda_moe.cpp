@@ -157,6 +157,7 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
         pass.in = in.slice_rows(first, rows);
         pass.ids = ids.slice_rows(first, rows);
         pass.weights = weights.slice_rows(first, rows);
+        pass.tiles_early = false;
         const int64_t pairs = pass.pairs();
         if (pairs > 0 && experts.count > 0) {
             const Exl3Plan plan =
@@ -180,6 +181,8 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
         if (shared) {
             pass.shared = scope.take<float>(pass.segments * rows * out.cols);
             moe_shared(pass.shared, pass);
+            // Its swiglu waits for all before it, and what follows waits for that.
+            pass.tiles_early = experts.shared.gate.n > 0;
         }
         moe_rows(pass);
     }

@@ -28,6 +28,7 @@ Exl3Product product_of(const MoePass& pass, int32_t member) {
     args.member = member;
     args.tiles = pass.grouping.tiles;
     args.tile_count = pass.grouping.tile_count;
+    args.tiles_early = pass.tiles_early;
     return args;
 }
 
@@ -89,6 +90,7 @@ void CudaBackend::moe_hidden(MoePass& pass) {
         rotation.out = rotated;
         rotation.out_stride = rotated_stride;
         rotate(rotation, k_padded, grouping.most_tiles, 2, kernels_.overlaps(), stream_.get());
+        pass.tiles_early = true;
     }
     const uint4* fragments = nullptr;
     for (int32_t member = 0; member < 2; member += members) {
@@ -111,6 +113,7 @@ void CudaBackend::moe_hidden(MoePass& pass) {
                 launch_exl3(moe_plan(pass, shape, kind, members), args, of_kind(shape.widest, kind),
                             static_cast<int32_t>(shape.n_padded / exl3::kBlock),
                             grouping.most_tiles, members);
+                pass.tiles_early = true;
                 continue;
             }
             NativeProduct args;
@@ -153,11 +156,13 @@ void CudaBackend::moe_down_inputs(MoePass& pass) {
         rotation.out = pass.rotated;
         rotate(rotation, pass.down.k_padded, grouping.most_tiles, 1, kernels_.overlaps(),
                stream_.get());
+        pass.tiles_early = true;
     }
     if (pass.down.has_native()) {
         swiglu_tiles(pass.hidden, pass.hidden + pass.hidden_stride(), pass.experts.max_width,
                      pass.experts.experts, grouping, pass.experts.limit, kernels_.overlaps(),
                      stream_.get());
+        pass.tiles_early = true;
     }
 }
 
@@ -186,6 +191,7 @@ void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns)
             launch_exl3(moe_plan(pass, pass.down, kind, 1), args, of_kind(pass.down.widest, kind),
                         static_cast<int32_t>(ceil_div(columns, exl3::kBlock)), grouping.most_tiles,
                         1);
+            pass.tiles_early = true;
             continue;
         }
         require(first_column == 0 && columns == pass.down.n, "moe: native columns at once");

@@ -363,8 +363,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::write_unit(float*
 
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::run() {
-    if (experts()) wait_for_earlier_kernels();  // tiles are made by one
-    if (!locate()) return;
+    if (experts() && !args_.tiles_early) wait_for_earlier_kernels();  // tiles are made by one
+    if (!locate()) return wait_for_earlier_kernels();  // no later kernel overtakes an earlier one
     if constexpr (kHalves) {
         sum_group();
     } else {

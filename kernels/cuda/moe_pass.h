@@ -70,6 +70,8 @@ struct MoePass {
     uint2* rotated = nullptr;  // inputs of down
     float* by_pair = nullptr;
     float* shared = nullptr;  // (segments, m, n)
+    // Exl3Product::tiles_early, of a product that is launched now.
+    bool tiles_early = false;
     bool down_inside = false;  // its EXL3 products rotate their inputs
 
     int64_t pairs() const { return ids.rows * ids.cols; }

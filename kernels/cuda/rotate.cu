@@ -57,7 +57,7 @@ __device__ __forceinline__ uint2 load_scales(const F16* suh) {
 
 __global__ void __launch_bounds__(kWarps * 32)
     rotate_kernel(const __grid_constant__ Rotation args) {
-    let_next_kernel_start();
+    if (args.table == nullptr) let_next_kernel_start();
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t block = blockIdx.x;
     const int64_t channel = block * exl3::kBlock + 4 * lane;
@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         scales = load_scales(args.matrix.suh + channel);  // on its way while we wait
     }
     wait_for_earlier_kernels();
+    if (args.table != nullptr) let_next_kernel_start();  // which reads tiles early
     Rows rows{};
     if (!rows_of_block(args, rows)) return;
     const Matrix& w = *rows.matrix;
