@@ -36,7 +36,6 @@ Exl3Product product_of(const MoePass& pass, int32_t member) {
 Rotation rotation_of(const MoePass& pass, int32_t member, int64_t k_padded) {
     Rotation rotation;
     rotation.tiles = pass.grouping.tiles;
-    rotation.tile_count = pass.grouping.tile_count;
     rotation.tile_rows = pass.tile_rows;
     rotation.table = pass.experts.experts;
     rotation.member = member;

@@ -156,12 +156,12 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::locate() {
     first_ = y * kRows;
     rows_ = min(kRows, args_.m - first_);
     if (experts()) {
-        // Both on their way together; what lies behind the last tile is not used.
+        // Not by their count: the matrix follows one read.
         const int32_t* tile = &args_.tiles[y].expert;
         const int32_t expert = __ldcg(tile);
+        if (expert < 0) return false;
         first_ = __ldcg(tile + 1);
         rows_ = __ldcg(tile + 2);
-        if (y >= __ldcg(args_.tile_count)) return false;
         const Mlp* mlp = args_.table + expert;
         const int32_t which = args_.member + member();
         const Matrix* source = which == 0 ? &mlp->gate : which == 1 ? &mlp->up : &mlp->down;

@@ -56,7 +56,7 @@ QUADRILLE_HOST_DEVICE constexpr int32_t large_stages(int32_t bits) {
 }
 
 // Rows that share the weights of an expert in one thread block: positions [first, first + rows) of
-// the pass's grouped rows; first is a multiple of 8.
+// the pass's grouped rows; first is a multiple of 8. Expert -1: no tile.
 struct RowTile {
     int32_t expert;
     int32_t first;

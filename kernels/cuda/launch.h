@@ -41,7 +41,8 @@ void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values
                  const int32_t* part_ids, int32_t count, int64_t part_stride, LaunchStream stream);
 
 // moe.cu: groups the pairs row * topk + slot of `ids` by expert. order (capacity positions): the
-// pair at a position, -1 between experts; tiles of at most tile_rows positions and their count.
+// pair at a position, -1 between experts; tiles of at most tile_rows positions and their count,
+// behind them tiles of expert -1.
 // Ids outside [0, experts) belong to nobody.
 struct Grouping {
     RowTile* tiles = nullptr;

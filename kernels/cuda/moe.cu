@@ -84,6 +84,9 @@ __global__ void __launch_bounds__(kGroupThreads)
         if (expert >= 0) rank = atomicAdd(&rows[expert], 1);
     }
     for (int64_t p = thread; p < args.out.capacity; p += kGroupThreads) args.out.order[p] = -1;
+    for (int32_t t = thread; t < args.out.most_tiles; t += kGroupThreads) {
+        args.out.tiles[t] = {-1, 0, 0};
+    }
     __syncthreads();
     // Neighbouring experts to a thread.
     const int32_t each = (args.experts + kGroupThreads - 1) / kGroupThreads;

@@ -26,8 +26,8 @@ __device__ bool rows_of_block(const Rotation& args, Rows& rows) {
         rows = {first, min(args.tile_rows, args.m - first), &args.matrix};
         return true;
     }
-    const RowTile tile = args.tiles[y];  // on its way with the count
-    if (y >= *args.tile_count) return false;
+    const RowTile tile = args.tiles[y];
+    if (tile.expert < 0) return false;
     const Mlp* mlp = args.table + tile.expert;
     const int32_t member = args.member + static_cast<int32_t>(blockIdx.z) % args.members;
     rows = {tile.first, tile.rows, member == 0 ? &mlp->gate : member == 1 ? &mlp->up : &mlp->down};

@@ -24,7 +24,6 @@ struct Rotation {
 
     int32_t m = 0;  // positions, without tiles
     const RowTile* tiles = nullptr;
-    const int32_t* tile_count = nullptr;
     int32_t tile_rows = 64;  // the most of a tile
 
     Matrix matrix{};  // or, of a tile's expert, member `member` + z
