@@ -282,6 +282,7 @@ template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::take_inputs() {
     if (args_.rotated == nullptr) {
         rotate_inputs();
+        wait_for_earlier_kernels();
     } else {
         copy_inputs(0, kInputBlocks);
     }

@@ -143,9 +143,10 @@ struct Exl3Product {
     int32_t m = 0;                        // rows, without `tiles`
     const RowTile* tiles = nullptr;       // one per y of the grid
     const int32_t* tile_count = nullptr;  // how many of them count
-    // Tiles and input_order were complete before this kernel could start: a kernel behind the one
-    // that made them waited for it before it let the next one start. What depends on nothing else
-    // then goes on while the kernel before this one ends: most of all, weights are copied.
+    // Tiles, and input_order and the x that it leads to, were complete before this kernel could
+    // start: a kernel behind the one that made the tiles waited for it before it let the next one
+    // start. What depends on nothing else then goes on while the kernel before this one ends: most
+    // of all, weights are copied.
     bool tiles_early = false;
     const int32_t* order = nullptr;  // result row of a position; nullptr: the position itself
 

@@ -96,16 +96,18 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::rotate_inputs() {
     const int channel = (block_ + block) * exl3::kBlock + 4 * lane();
     uint2 scales = {};
     if (block < steps_) scales = *reinterpret_cast<const uint2*>(w_->suh + channel);
-    // Of a lane's row: as early as the tiles.
+    // Of a lane's row.
     int32_t source = first_ + lane();
+    bool early = false;
     if constexpr (!kHalves && kGroups <= kInsideGroups) {
         static_assert(8 * kInsideGroups <= 32);
         if (args_.input_order != nullptr && lane() < rows_) {
             source = __ldcg(args_.input_order + source) / args_.slots;
         }
+        early = args_.tiles_early && args_.input_order != nullptr;
     }
     const InputRotation rotation(lane());
-    wait_for_earlier_kernels();  // the scales are under way
+    if (!early) wait_for_earlier_kernels();  // the scales are under way
     if (block >= steps_) return;
     const int32_t left = static_cast<int32_t>(w_->k) - channel;
     const int first = warp() >> shift;
