@@ -97,8 +97,11 @@ void CudaBackend::moe_rows(MoePass& pass) {
     parts.shared = pass.shared;
     parts.shared_stride = n;
     parts.shared_segment_stride = pass.in.rows * n;
+    // EXL3 products wait before they let the next kernel start.
+    parts.early = !pass.down.kinds.empty() && pass.down.kinds.back().exl3;
     if (pass.pairs() == 0 || pass.experts.count == 0) {
         parts.experts = 0;
+        parts.early = false;
         return cuda::combine(pass.out, parts, kernels_.overlaps(), stream_.get());
     }
     moe_hidden(pass);

@@ -67,6 +67,9 @@ struct Combination {
     const float* shared = nullptr;
     int64_t shared_stride = 0;          // from a row to the next
     int64_t shared_segment_stride = 0;  // from a segment to the next
+    // All but by_pair was complete before the kernel before this one could end: what it follows
+    // waited before it let this one start.
+    bool early = false;
 };
 void combine(View<float> out, const Combination& parts, bool overlap, cudaStream_t stream);
 // gate (positions of the tiles, width) = swiglu(gate, up), rows `stride` apart.

@@ -124,7 +124,7 @@ struct CombineArgs {
 };
 
 // One output of a row. All loads of 8 slots are under way together: their latency is what this
-// costs where there are few rows.
+// costs where there are few rows. Waits for earlier kernels before it reads by_pair.
 template <int kSegments>
 __device__ float combined(const Combination& in, int64_t r, int64_t c) {
     constexpr int kSlots = 8;
@@ -133,26 +133,32 @@ __device__ float combined(const Combination& in, int64_t r, int64_t c) {
     if (in.shared != nullptr) {
 #pragma unroll
         for (int s = 0; s < kSegments; ++s) {
-            shared[s] = in.shared[s * in.shared_segment_stride + r * in.shared_stride + c];
+            shared[s] = __ldcg(in.shared + s * in.shared_segment_stride + r * in.shared_stride + c);
         }
     }
     const int32_t* id = in.ids.data + r * in.ids.stride;
     const float* weight = in.weights.data + r * in.weights.stride;
-    for (int64_t first = 0; first < in.ids.cols; first += kSlots) {
-        bool busy[kSlots];
-        float scale[kSlots] = {};
+    const auto slots = static_cast<int32_t>(in.ids.cols);
+    const int64_t step = kSegments * in.pair_stride;  // from a slot to the next
+    for (int32_t first = 0; first < slots; first += kSlots) {
+        int32_t expert[kSlots];
+        float scale[kSlots];
 #pragma unroll
         for (int i = 0; i < kSlots; ++i) {
-            const bool there = first + i < in.ids.cols;
-            const int32_t expert = there ? id[first + i] : -1;
-            busy[i] = expert >= 0 && expert < in.experts;
-            if (there) scale[i] = weight[first + i];
+            const int32_t slot = min(first + i, slots - 1);
+            expert[i] = __ldcg(id + slot);
+            scale[i] = __ldcg(weight + slot);
         }
-        float part[kSegments][kSlots] = {};
+        bool busy[kSlots];
 #pragma unroll
         for (int i = 0; i < kSlots; ++i) {
-            const int64_t pair = r * in.ids.cols + first + i;
-            const float* from = in.by_pair + pair * kSegments * in.pair_stride + c;
+            busy[i] = first + i < slots && expert[i] >= 0 && expert[i] < in.experts;
+        }
+        wait_for_earlier_kernels();
+        float part[kSegments][kSlots] = {};
+        const float* from = in.by_pair + (r * slots + first) * step + c;
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i, from += step) {
 #pragma unroll
             for (int s = 0; s < kSegments; ++s) {
                 if (busy[i]) part[s][i] = from[s * in.pair_stride];
@@ -178,13 +184,15 @@ __device__ float combined(const Combination& in, int64_t r, int64_t c) {
 template <int kSegments>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineArgs args) {
+    if (!args.in.early) wait_for_earlier_kernels();
+    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    for (int64_t r = blockIdx.y; r < args.out.rows && c < args.out.cols; r += gridDim.y) {
+        const float sum = combined<kSegments>(args.in, r, c);
+        wait_for_earlier_kernels();  // also where there are no slots
+        args.out.data[r * args.out.stride + c] = sum;
+    }
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (c >= args.out.cols) return;
-    for (int64_t r = blockIdx.y; r < args.out.rows; r += gridDim.y) {
-        args.out.data[r * args.out.stride + c] = combined<kSegments>(args.in, r, c);
-    }
 }
 
 struct SwigluTiles {

@@ -33,6 +33,7 @@ WAIT_LATER = {
     "kernels/cuda/exl3_product.cuh": ["exl3_product_kernel"],
     "kernels/cuda/hyper.cu": ["gates_kernel"],
     "kernels/cuda/mla.cu": ["absorb_kernel", "expand_kernel"],
+    "kernels/cuda/moe.cu": ["combine_kernel"],
     "kernels/cuda/native_stream.cu": ["native_stream_kernel"],
     "kernels/cuda/rotate.cu": ["rotate_kernel"],
     "kernels/cuda/rows.cu": ["rms_norm_kernel"],
