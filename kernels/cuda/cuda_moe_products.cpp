@@ -36,6 +36,7 @@ Exl3Product product_of(const MoePass& pass, int32_t member) {
 Rotation rotation_of(const MoePass& pass, int32_t member, int64_t k_padded) {
     Rotation rotation;
     rotation.tiles = pass.grouping.tiles;
+    rotation.tiles_early = pass.tiles_early;
     rotation.tile_rows = pass.tile_rows;
     rotation.table = pass.experts.experts;
     rotation.member = member;

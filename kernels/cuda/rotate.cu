@@ -26,7 +26,8 @@ __device__ bool rows_of_block(const Rotation& args, Rows& rows) {
         rows = {first, min(args.tile_rows, args.m - first), &args.matrix};
         return true;
     }
-    const RowTile tile = args.tiles[y];
+    const int32_t* from = &args.tiles[y].expert;
+    const RowTile tile = {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2)};
     if (tile.expert < 0) return false;
     const Mlp* mlp = args.table + tile.expert;
     const int32_t member = args.member + static_cast<int32_t>(blockIdx.z) % args.members;
@@ -37,7 +38,7 @@ __device__ bool rows_of_block(const Rotation& args, Rows& rows) {
 // Inputs 4l .. 4l+3 of a row, zero behind the last; any address.
 __device__ __forceinline__ void load_four(float (&v)[4], const float* x, int64_t left) {
     if (left >= 4 && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
-        const float4 in = *reinterpret_cast<const float4*>(x);
+        const float4 in = __ldcg(reinterpret_cast<const float4*>(x));
         v[0] = in.x;
         v[1] = in.y;
         v[2] = in.z;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_four(float (&v)[4], const float* x, int64_t
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = i < left ? x[i] : 0.0f;
+    for (int i = 0; i < 4; ++i) v[i] = i < left ? __ldcg(x + i) : 0.0f;
 }
 
 // Channels 4l .. 4l+3; any address that halves may have.
@@ -57,32 +58,36 @@ __device__ __forceinline__ uint2 load_scales(const F16* suh) {
 
 __global__ void __launch_bounds__(kWarps * 32)
     rotate_kernel(const __grid_constant__ Rotation args) {
-    if (args.table == nullptr) let_next_kernel_start();
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t block = blockIdx.x;
     const int64_t channel = block * exl3::kBlock + 4 * lane;
     const InputRotation rotation(lane);
     uint2 scales{};
     if (args.table == nullptr) {
+        let_next_kernel_start();
         scales = load_scales(args.matrix.suh + channel);  // on its way while we wait
     }
-    wait_for_earlier_kernels();
-    if (args.table != nullptr) let_next_kernel_start();  // which reads tiles early
+    if (!args.tiles_early) wait_for_earlier_kernels();
     Rows rows{};
-    if (!rows_of_block(args, rows)) return;
+    if (!rows_of_block(args, rows)) return wait_for_earlier_kernels();
     const Matrix& w = *rows.matrix;
-    if (w.trellis == nullptr || block * exl3::kBlock >= w.k_padded) return;
     // A grid row (z) takes 8 positions of a tile, a warp one of them.
     const int r =
         8 * (static_cast<int>(blockIdx.z) / args.members) + static_cast<int>(threadIdx.x) / 32;
-    if (r >= (rows.count + 7) / 8 * 8) return;
+    if (w.trellis == nullptr || block * exl3::kBlock >= w.k_padded ||
+        r >= (rows.count + 7) / 8 * 8) {
+        return wait_for_earlier_kernels();
+    }
     if (args.table != nullptr) scales = load_scales(w.suh + channel);
     const int32_t position = rows.first + r;
+    const bool ordered = args.order != nullptr && args.up == nullptr;
+    if (!ordered) {
+        wait_for_earlier_kernels();
+        let_next_kernel_start();  // of experts not before: it may read tiles early
+    }
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (r < rows.count) {
-        const int64_t row = args.order == nullptr || args.up != nullptr
-                                ? position
-                                : args.order[position] / args.slots;
+        const int64_t row = ordered ? __ldcg(args.order + position) / args.slots : position;
         load_four(v, args.x + row * args.x_stride + channel, w.k - channel);
         if (args.up != nullptr) {
             float up[4];
@@ -91,6 +96,8 @@ __global__ void __launch_bounds__(kWarps * 32)
             for (int i = 0; i < 4; ++i) v[i] = swiglu(v[i], up[i], args.limit);
         }
     }
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     uint32_t pair[2];
     rotation(pair, v, scales);
     const int64_t tile = position / 8 * args.out_tiles + block * 8 + InputRotation::tile(lane);

@@ -24,6 +24,7 @@ struct Rotation {
 
     int32_t m = 0;  // positions, without tiles
     const RowTile* tiles = nullptr;
+    bool tiles_early = false;  // as Exl3Product: they, order and the x that it leads to
     int32_t tile_rows = 64;  // the most of a tile
 
     Matrix matrix{};  // or, of a tile's expert, member `member` + z
