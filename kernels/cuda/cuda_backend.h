@@ -147,8 +147,11 @@ class CudaBackend final : public Backend {
     Exl3Plan moe_plan(const MoePass& pass, const Member& shape, const Kind& kind,
                       int32_t members) const;
     bool moe_inside(const MoePass& pass, const Member& shape, int32_t members) const;
+    void moe_slab(MoePass& pass);
     void moe_rows(MoePass& pass);
     void moe_hidden(MoePass& pass);
+    void moe_hidden_native(const MoePass& pass, int32_t member, int32_t members, const Kind& kind,
+                           const uint4*& fragments, Workspace::Scope& scope);
     void moe_down_inputs(MoePass& pass);
     void moe_down(MoePass& pass, int64_t first_column, int64_t columns);
     void moe_shared(float* by_segment, const MoePass& pass);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/rotate.h"
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 namespace quadrille::cuda {
@@ -24,7 +25,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-Member over_all(const std::vector<Mlp>& table, int32_t member) {
+Member over_all(std::span<const Mlp> table, int32_t member) {
     Member all;
     for (const Mlp& mlp : table) {
         const Matrix& w = member_of(mlp, member);
@@ -43,7 +44,7 @@ Member over_all(const std::vector<Mlp>& table, int32_t member) {
     return all;
 }
 
-void require_experts(const std::vector<Mlp>& table, const MoeWeights& experts, int64_t hidden,
+void require_experts(std::span<const Mlp> table, const MoeWeights& experts, int64_t hidden,
                      int32_t segments) {
     require(hidden < kMostChannels && experts.max_width < kMostChannels,
             "moe: experts of fewer than 2^30 inputs, outputs");
@@ -123,21 +124,55 @@ void CudaBackend::moe_rows(MoePass& pass) {
     }
 }
 
+void CudaBackend::moe_slab(MoePass& pass) {
+    const MoeWeights& experts = pass.experts;
+    const int64_t n = pass.out.cols;
+    const int64_t pairs = pass.pairs();
+    Workspace::Scope scope(workspace_);
+    pass.tiles_early = false;
+    if (pairs > 0 && experts.count > 0) {
+        const Exl3Plan plan =
+            plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, exl3_device());
+        pass.tile_rows = tile_rows_for(plan, pass.gate, pass.down);
+        Grouping& grouping = pass.grouping;
+        grouping.capacity = (grouped_positions(pairs, experts.count) + 7) / 8 * 8;
+        grouping.most_tiles = grouped_tiles(pairs, experts.count, pass.tile_rows);
+        grouping.tiles = scope.take<RowTile>(grouping.most_tiles);
+        grouping.tile_count = scope.take<int32_t>(1);
+        grouping.order = scope.take<int32_t>(grouping.capacity);
+        group_pairs(grouping, pass.ids, experts.count, pass.tile_rows, kernels_.overlaps(),
+                    stream_.get());
+        pass.hidden = scope.take<float>(2 * pass.hidden_stride());
+        pass.rotated = scope.take<uint2>(rotated_size(grouping.capacity, pass.down.k_padded));
+        pass.by_pair = scope.take<float>(
+            std::max(pairs * pass.segments * exl3::kBlock,
+                     pass.down.has_native() ? pairs * pass.segments * n
+                                            : std::min(kPairFloats, pairs * pass.segments * n)));
+    }
+    if (experts.shared.down.n > 0) {
+        pass.shared = scope.take<float>(pass.segments * pass.in.rows * n);
+        moe_shared(pass.shared, pass);
+        // Its swiglu waits for all before it, and what follows waits for that.
+        pass.tiles_early = experts.shared.gate.n > 0;
+    }
+    moe_rows(pass);
+}
+
 void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
                       View<const float> weights, const MoeWeights& experts) {
     require(out.rows == in.rows && ids.rows == in.rows && weights.rows == in.rows &&
                 weights.cols == ids.cols,
             "moe: out, in, ids and weights have m rows");
     if (in.rows == 0) return;
-    std::vector<Mlp> table(static_cast<size_t>(experts.count));
-    if (experts.host_experts != nullptr) {
-        std::copy_n(experts.host_experts, experts.count, table.begin());
-    } else if (experts.count > 0) {
-        download(table.data(), experts.experts, experts.count * static_cast<int64_t>(sizeof(Mlp)));
+    const auto count = static_cast<size_t>(experts.count);
+    std::vector<Mlp> copy;
+    if (experts.host_experts == nullptr && count > 0) {
+        copy.resize(count);
+        download(copy.data(), experts.experts, experts.count * static_cast<int64_t>(sizeof(Mlp)));
     }
+    const std::span<const Mlp> table(copy.empty() ? experts.host_experts : copy.data(), count);
     MoePass pass{.experts = experts};
-    const bool shared = experts.shared.down.n > 0;
-    if (shared) {
+    if (experts.shared.down.n > 0) {
         pass.segments = experts.shared.down.segments;
         require(experts.shared.down.bias == nullptr && experts.shared.down.n == out.cols,
                 "moe: shared expert as wide as out, down without bias");
@@ -155,39 +190,11 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
         std::max<int64_t>((large ? kPairsLarge : kPairs) / std::max<int64_t>(ids.cols, 1), 1);
     for (int64_t first = 0; first < in.rows; first += slab) {
         const int64_t rows = std::min(slab, in.rows - first);
-        Workspace::Scope scope(workspace_);
         pass.out = out.slice_rows(first, rows);
         pass.in = in.slice_rows(first, rows);
         pass.ids = ids.slice_rows(first, rows);
         pass.weights = weights.slice_rows(first, rows);
-        pass.tiles_early = false;
-        const int64_t pairs = pass.pairs();
-        if (pairs > 0 && experts.count > 0) {
-            const Exl3Plan plan =
-                plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, exl3_device());
-            pass.tile_rows = tile_rows_for(plan, pass.gate, pass.down);
-            Grouping& grouping = pass.grouping;
-            grouping.capacity = (grouped_positions(pairs, experts.count) + 7) / 8 * 8;
-            grouping.most_tiles = grouped_tiles(pairs, experts.count, pass.tile_rows);
-            grouping.tiles = scope.take<RowTile>(grouping.most_tiles);
-            grouping.tile_count = scope.take<int32_t>(1);
-            grouping.order = scope.take<int32_t>(grouping.capacity);
-            group_pairs(grouping, pass.ids, experts.count, pass.tile_rows, kernels_.overlaps(),
-                        stream_.get());
-            pass.hidden = scope.take<float>(2 * pass.hidden_stride());
-            pass.rotated = scope.take<uint2>(rotated_size(grouping.capacity, pass.down.k_padded));
-            pass.by_pair = scope.take<float>(std::max(
-                pairs * pass.segments * exl3::kBlock,
-                pass.down.has_native() ? pairs * pass.segments * out.cols
-                                       : std::min(kPairFloats, pairs * pass.segments * out.cols)));
-        }
-        if (shared) {
-            pass.shared = scope.take<float>(pass.segments * rows * out.cols);
-            moe_shared(pass.shared, pass);
-            // Its swiglu waits for all before it, and what follows waits for that.
-            pass.tiles_early = experts.shared.gate.n > 0;
-        }
-        moe_rows(pass);
+        moe_slab(pass);
     }
 }
 

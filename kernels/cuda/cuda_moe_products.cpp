@@ -32,6 +32,13 @@ Exl3Product product_of(const MoePass& pass, int32_t member) {
     return args;
 }
 
+// Gate x, or up x, of every position.
+ProductOut hidden_out(const MoePass& pass, int32_t member) {
+    return {.data = pass.hidden + member * pass.hidden_stride(),
+            .row_stride = pass.experts.max_width,
+            .member_stride = pass.hidden_stride()};
+}
+
 // Rotates for the products of `members` members from `member` on.
 Rotation rotation_of(const MoePass& pass, int32_t member, int64_t k_padded) {
     Rotation rotation;
@@ -70,9 +77,6 @@ bool CudaBackend::moe_inside(const MoePass& pass, const Member& shape, int32_t m
 void CudaBackend::moe_hidden(MoePass& pass) {
     Workspace::Scope scope(workspace_);
     const Grouping& grouping = pass.grouping;
-    const ProductOut out = {.data = pass.hidden,
-                            .row_stride = pass.experts.max_width,
-                            .member_stride = pass.hidden_stride()};
     const bool together = pass.gate.kinds.size() == 1 && pass.gate.kinds == pass.up.kinds;
     const int32_t members = together ? 2 : 1;
     const int64_t k_padded = std::max(pass.gate.k_padded, pass.up.k_padded);
@@ -108,37 +112,43 @@ void CudaBackend::moe_hidden(MoePass& pass) {
                     args.rotated_stride = rotated_stride;
                     args.rotated_tiles = k_padded / exl3::kTile;
                 }
-                args.out = out;
-                args.out.data += member * out.member_stride;
+                args.out = hidden_out(pass, member);
                 launch_exl3(moe_plan(pass, shape, kind, members), args, of_kind(shape.widest, kind),
                             static_cast<int32_t>(shape.n_padded / exl3::kBlock),
                             grouping.most_tiles, members);
                 pass.tiles_early = true;
                 continue;
             }
-            NativeProduct args;
-            args.table = pass.experts.experts;
-            args.member = member;
-            set_tiles(args, grouping);
-            args.x = pass.in.data;
-            args.x_stride = pass.in.stride;
-            args.slots = static_cast<int32_t>(pass.ids.cols);
-            args.out = out;
-            args.out.data += member * out.member_stride;
-            if (pass.tile_rows <= kStreamRows) {
-                native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
-                              members, processors_, kernels_, stream_.get());
-                continue;
-            }
-            if (fragments == nullptr) {
-                auto* split = scope.take<uint4>(split_size(grouping.capacity, shape.k));
-                split_rows(split, args, shape.k, grouping.most_tiles, stream_.get());
-                fragments = split;
-            }
-            args.fragments = fragments;
-            native_tiled(args, shape.n, grouping.most_tiles, members, kernels_, stream_.get());
+            moe_hidden_native(pass, member, members, kind, fragments, scope);
         }
     }
+}
+
+// fragments: of the inputs, made once where a kind asks for them.
+void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t members,
+                                    const Kind& kind, const uint4*& fragments,
+                                    Workspace::Scope& scope) {
+    const Member& shape = member == 0 ? pass.gate : pass.up;
+    const Grouping& grouping = pass.grouping;
+    NativeProduct args;
+    args.table = pass.experts.experts;
+    args.member = member;
+    set_tiles(args, grouping);
+    args.x = pass.in.data;
+    args.x_stride = pass.in.stride;
+    args.slots = static_cast<int32_t>(pass.ids.cols);
+    args.out = hidden_out(pass, member);
+    if (pass.tile_rows <= kStreamRows) {
+        return native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
+                             members, processors_, kernels_, stream_.get());
+    }
+    if (fragments == nullptr) {
+        auto* split = scope.take<uint4>(split_size(grouping.capacity, shape.k));
+        split_rows(split, args, shape.k, grouping.most_tiles, stream_.get());
+        fragments = split;
+    }
+    args.fragments = fragments;
+    native_tiled(args, shape.n, grouping.most_tiles, members, kernels_, stream_.get());
 }
 
 // Inputs of down, as far as its products do not make them: rotated ones, and swiglu in the place of
