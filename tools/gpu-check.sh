@@ -188,8 +188,8 @@ step nccl-failing-rank 90 env FAILING_RANK=1 FAILING_RANK_AT=40 FAILING_RANK_ACT
         bash -c "two_ranks failing --k 2"'
 
 # Nor does the order of the prompts (the goldens above: no K, batch or order changes a token).
-step files-reversed 120 bash -c 'prompts=reversed generate 1 cuda reversed --k 2 --max-seqs 5 &&
-    "$golden_files" same $files/cuda.h5 $files/reversed.h5'
+step files-reversed 120 bash -c 'prompts=reversed generate 1 cuda cuda-reversed --k 2 --max-seqs 5 &&
+    "$golden_files" same $files/cuda.h5 $files/cuda-reversed.h5'
 # Sampled, with penalties and log-probabilities.
 sampled="--temperature 0.9 --top-p 0.95 --repetition-penalty 1.1 --logprobs 2"
 step sampled 120 bash -c "generate 1 cuda sampled --k 0 $sampled && generate 1 cuda sampled-k4 --k 4 --max-seqs 3 $sampled &&

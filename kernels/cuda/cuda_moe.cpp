@@ -19,6 +19,7 @@ namespace {
 // Large tiles want a hundred rows an expert (exl3_large.cuh).
 constexpr int64_t kPairs = 8192;
 constexpr int64_t kPairsLarge = 32768;
+constexpr int64_t kEarlyRows = 16;  // whose sum over slots begins while a kernel ends
 constexpr int64_t kPairFloats = int64_t{64} << 20;  // of the down products held at once
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
@@ -99,7 +100,8 @@ void CudaBackend::moe_rows(MoePass& pass) {
     parts.shared_stride = n;
     parts.shared_segment_stride = pass.in.rows * n;
     // EXL3 products wait before they let the next kernel start.
-    parts.early = !pass.down.kinds.empty() && pass.down.kinds.back().exl3;
+    parts.early =
+        pass.in.rows <= kEarlyRows && !pass.down.kinds.empty() && pass.down.kinds.back().exl3;
     if (pass.pairs() == 0 || pass.experts.count == 0) {
         parts.experts = 0;
         parts.early = false;

@@ -29,21 +29,12 @@ class LargeOutput {
         for (int i = 0; i < 4; ++i) {
             svh_[i] = __half2float(reinterpret_cast<const __half*>(w.svh)[n_ + i]);
         }
-        biased_ = w.bias != nullptr && segment + 1 == w.segments;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (biased_ && n_ + i < w.n) bias_[i] = w.bias[n_ + i];
-        }
-    }
-
-    // Of the outputs, where those of a position go.
-    __device__ int64_t row(int32_t position) const {
-        return args_.order == nullptr ? position : args_.order[position];
     }
 
     // v: the transformed sums of the segment. (s0 + s1) + (s2 + s3): what is still to be added to
     // is the output itself and, for s2, `kept` (four floats), both the thread's own.
-    __device__ void add(int64_t row, float (&v)[4], float* kept) const {
+    __device__ void add(int32_t position, float (&v)[4], float* kept) const {
+        const int64_t row = args_.order == nullptr ? position : args_.order[position];
         float* out = data_ + row * args_.out.row_stride;
 #pragma unroll
         for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(v[i], svh_[i]);
@@ -60,11 +51,12 @@ class LargeOutput {
 #pragma unroll
             for (int i = 0; i < 4; ++i) v[i] = kept[i] + v[i];
         }
+        const bool last = segment_ + 1 == w_.segments;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (n_ + i >= w_.n) continue;
             if (segment_ > 0) v[i] = out[i] + v[i];
-            if (biased_) v[i] = v[i] + bias_[i];
+            if (last && w_.bias != nullptr) v[i] = v[i] + w_.bias[n_ + i];
         }
         store(out, v);
     }
@@ -87,8 +79,6 @@ class LargeOutput {
     int32_t n_;
     float* data_;
     float svh_[4];
-    bool biased_;
-    float bias_[4] = {};
 };
 
 }  // namespace quadrille::cuda

@@ -87,8 +87,7 @@ class LargeKernel {
     __device__ void sum(int first, int last, int32_t unit, bool idle) const;
     __device__ void keep_sums(const Sums& sums, bool more) const;
     __device__ void write_sums(const Sums& sums, int32_t unit) const;
-    // Not inlined: the sums of leaves take all registers.
-    __device__ __noinline__ void finish_segment(int32_t segment, bool empty) const;
+    __device__ void finish_segment(int32_t segment, bool empty) const;
 
     const Exl3Product& args_;
     unsigned char* shared_;
@@ -272,29 +271,19 @@ template <int kBits, bool kMul1>
 __device__ void LargeKernel<kBits, kMul1>::finish_segment(int32_t segment, bool empty) const {
     const LargeOutput out(args_, b_.w, member(), column_block(), segment);
     float* kept = large_cell(args_, tile(), column(), 0) + 4 * lane();
-    constexpr int kRows = 4;  // of a warp together: one alone would wait for its shuffles
 #pragma unroll 1
-    for (int row = __shfl_sync(0xffffffffu, warp() % 4, 0); row < b_.rows; row += 4 * kRows) {
-        float v[kRows][4] = {};
-        int64_t target[kRows] = {};
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            if (row + 4 * r < b_.rows) target[r] = out.row(b_.first + row + 4 * r);
-            if (empty || row + 4 * r >= b_.rows) continue;
+    for (int row = __shfl_sync(0xffffffffu, warp() % 4, 0); row < b_.rows; row += 4) {
+        float v[4] = {};
+        if (!empty) {
             const float4 in = *reinterpret_cast<const float4*>(
-                shared_ + ((row + 4 * r) * kLargeStride + half() * exl3::kBlock + 4 * lane()) * 4);
-            v[r][0] = in.x;
-            v[r][1] = in.y;
-            v[r][2] = in.z;
-            v[r][3] = in.w;
+                shared_ + (row * kLargeStride + half() * exl3::kBlock + 4 * lane()) * 4);
+            v[0] = in.x;
+            v[1] = in.y;
+            v[2] = in.z;
+            v[3] = in.w;
         }
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) hadamard128(v[r]);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            if (row + 4 * r >= b_.rows) break;
-            out.add(target[r], v[r], kept + (row + 4 * r) * exl3::kBlock);
-        }
+        hadamard128(v);
+        out.add(b_.first + row, v, kept + row * exl3::kBlock);
     }
 }
 

@@ -56,8 +56,7 @@ __global__ void __launch_bounds__(kWarps * 32)
         add_units(v, from, units);
         from += int64_t{units} * (kLargeRows * exl3::kBlock);
         hadamard128(v);
-        const LargeOutput out(args, w, 0, args.first_block + column, s);
-        out.add(out.row(row), v, kept);
+        LargeOutput(args, w, 0, args.first_block + column, s).add(row, v, kept);
     }
 }
 

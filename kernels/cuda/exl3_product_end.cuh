@@ -59,8 +59,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::add_units(float (
         int late = -1;
         do {
             // One of those that were missing; all of them over and over would be in the way of
-            // the thread blocks that they come from.
-            while (late >= 0 && __float_as_uint(load_sum(from + late)) == kMissing) {
+            // the thread blocks that they come from. (In halves they come together.)
+            while (!kHalves && late >= 0 && __float_as_uint(load_sum(from + late)) == kMissing) {
             }
             late = -1;
 #pragma unroll

@@ -146,8 +146,10 @@ __device__ float combined(const Combination& in, int64_t r, int64_t c) {
 #pragma unroll
         for (int i = 0; i < kSlots; ++i) {
             const int32_t slot = min(first + i, slots - 1);
-            expert[i] = __ldcg(id + slot);
-            scale[i] = __ldcg(weight + slot);
+            // Early, a multiprocessor's cache may hold what was there before; else it saves as many
+            // requests as there are data.
+            expert[i] = in.early ? __ldcg(id + slot) : id[slot];
+            scale[i] = in.early ? __ldcg(weight + slot) : weight[slot];
         }
         bool busy[kSlots];
 #pragma unroll
