@@ -21,12 +21,12 @@ struct Attention {
     DraftCache cache;
     DraftAttentionParams params;
     Rows rows;
-    const float* queries;  // (rows, heads, d) normed and rotated
-    const float* keys;     // (rows, kv_heads, d)
-    int32_t first = 0;     // sequences from this one on
-    int32_t pieces = 0;    // the most of a sequence
-    float* sums;           // (sequences, heads, block, pieces, d), not divided by the totals
-    float2* totals;        // (sequences, heads, block, pieces): largest score, sum of weights
+    const float* queries;      // (rows, heads, d) normed and rotated
+    const float* keys;         // (rows, kv_heads, d)
+    int32_t first = 0;         // sequences from this one on
+    int32_t pieces = 0;        // the most of a sequence
+    float* sums = nullptr;     // (sequences, heads, block, pieces, d), not divided by the totals
+    float2* totals = nullptr;  // (sequences, heads, block, pieces): largest score, sum of weights
 };
 
 // The pieces of a sequence: of positions [begin, end).

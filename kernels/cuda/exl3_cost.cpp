@@ -13,41 +13,41 @@ namespace {
 // A leaf of a team of 8 warps (128 x 128 weights), and what every 8 rows add to it: with several
 // teams on a multiprocessor their instructions add up, but none is quicker than its own chain of
 // them.
-constexpr double kLeaf = 0.55;
-constexpr double kLeafGroup = 0.11;
-constexpr double kLatency = 0.58;
-constexpr double kLatencyGroup = 0.31;
+constexpr double kLeaf = 0.58;
+constexpr double kLeafGroup = 0.135;
+constexpr double kLatency = 0.69;
+constexpr double kLatencyGroup = 0.27;
 // Thread blocks that start together wait for their first weights and inputs; a few instructions of
 // each do not overlap.
-constexpr double kStart = 1.55;
+constexpr double kStart = 1.9;
 constexpr double kBlockStart = 0.03;
 // Of a multiprocessor: a row of a unit's sums to memory.
-constexpr double kWrite = 0.056;
+constexpr double kWrite = 0.0525;
 // At the end a warp waits for the sums of up to 8 units of some rows together, or of more units of
 // one row (which takes too many registers to be quick).
-constexpr double kArrive = 0.76;  // unless it waits for them (Exl3Plan::waits)
-constexpr double kGather = 0.48;
-constexpr double kGatherMany = 1.7;
+constexpr double kArrive = 0.82;  // unless it waits for them (Exl3Plan::waits)
+constexpr double kGather = 0.44;
+constexpr double kGatherMany = 1.5;
 constexpr int32_t kGatherUnits = 8;
 constexpr int32_t kGatherManyUnits = 32;
 
 // 128 inputs of a row rotated by a multiprocessor (about 50 instructions of a warp), against a
 // kernel before the product, and the inputs that it rotates in a microsecond.
-constexpr double kRotateRow = 0.0064;
-constexpr double kRotateKernel = 2.25;
+constexpr double kRotateRow = 0.0071;
+constexpr double kRotateKernel = 1.74;
 constexpr double kRotateExperts = 3.0;  // the kernel looks for its tile, matrix and rows first
 constexpr double kRotateGated = 0.02;   // with swiglu, about 160 instructions
-constexpr double kRotateInputs = 0.335e6;
+constexpr double kRotateInputs = 0.30e6;
 
 // Large tiles. A thread block waits for its first weights and inputs; a leaf of 256 columns is
 // decoded, and multiplied by 32 rows at a time; the outputs of 32 rows are transformed, a segment
 // after another. With several ranks a kernel at the end does that instead: it moves so many floats
 // in a microsecond, every unit's sums and about twice the outputs.
-constexpr double kLargeStart = 1.9;
-constexpr double kLargeLeaf = 1.35;
-constexpr double kLargeQuarter = 0.61;
-constexpr double kLargeFinish = 3.7;
-constexpr double kLargeEndFloats = 0.85e6;
+constexpr double kLargeStart = 1.46;
+constexpr double kLargeLeaf = 1.19;
+constexpr double kLargeQuarter = 0.59;
+constexpr double kLargeFinish = 4.6;
+constexpr double kLargeEndFloats = 0.705e6;
 constexpr int64_t kQuarterRows = 32;
 
 // Thread blocks that a multiprocessor has registers for at a time (exl3_product.cuh).
