@@ -1,61 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multi-head latent attention in absorbed form: queries go into the latent space once per row and
-// head, all heads attend to the same latents, values come out of the latent space last. All fp32.
-// The attended positions are cut into splits of 128 list entries, whatever the company: each split
-// has its own softmax, the splits are merged in order.
+// head, all heads attend to the same latents (mla_attend.cuh), values come out of the latent space
+// last. All fp32 or as good.
 #include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/mla_attend.cuh"
+#include "kernels/cuda/mla_tile.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
 #include "kernels/cuda/weight.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace quadrille::cuda {
 
 namespace {
 
+using mla::attended;
+using mla::Attended;
+using mla::Attention;
+using mla::fold;
+using mla::Fold;
+using mla::kMaxLatent;
+using mla::kTile;
+
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kKeys = 32;    // weights of a thread of `absorb` that are under way together
 constexpr int kOutputs = 4;  // of a warp of `expand`
-constexpr int kSplit = 128;  // list entries of a split
-constexpr int kHeads = 8;    // heads of a thread block of `attend`
-constexpr int kMaxLatent = 512;
-constexpr unsigned kSplitBlocks = 32;
 constexpr int64_t kScratchLimit = int64_t{64} << 20;  // floats held at once
-
-struct Attention {
-    View<float> out;
-    View<const float> query;
-    Matrix kv_b;
-    View<const float> latents;
-    View<const int32_t> selected;
-    const int32_t* count;
-    MlaParams params;
-    Rows rows;
-    int64_t first;  // rows [first, first + used) of the pass
-    int64_t used;
-    int64_t splits = 0;           // the most of any row
-    float* queries = nullptr;     // (used, heads, r)
-    float* sums = nullptr;        // (used, heads, r)
-    float* parts = nullptr;       // (used, heads, splits, r)
-    float* part_stats = nullptr;  // (used, heads, splits, 2): largest score, sum of exponentials
-};
-
-struct Attended {
-    const float* latents;
-    const int32_t* list;  // nullptr: 0 .. count - 1
-    int64_t count;        // 0: a row of padding
-};
-__device__ Attended attended(const Attention& args, int64_t row) {
-    const int32_t i = args.rows.row_sequence[row];
-    const int64_t slot = args.rows.slot[i];
-    if (slot < 0) return {nullptr, nullptr, 0};
-    const float* latents = args.latents.data + slot * args.latents.stride;
-    const int32_t count = args.count[row];
-    if (count >= 0) return {latents, args.selected.data + row * args.selected.stride, count};
-    return {latents, nullptr, int64_t{args.rows.position[i]} + row - args.rows.begin[i] + 1};
-}
+// Thread blocks of `attend` that keep a GPU busy. Where every row can have less than two of them,
+// each takes a whole row.
+constexpr int64_t kBusy = 132;
 
 // queries[h] = sum over the head's key rows j of q[j] * kv_b row j; a thread per latent channel.
 // The weights of kKeys rows are under way together, the first before the kernel that makes the
@@ -111,111 +87,83 @@ __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant_
     }
 }
 
-// One split of one row, kHeads heads. Scores: a warp per position and head, each lane every 32nd
-// channel. Sums: a thread per channel, all heads.
-__global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ Attention args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    __shared__ float query[kHeads][kMaxLatent];
-    __shared__ float scores[kSplit][kHeads];
-    __shared__ float largest[kHeads];
-    __shared__ float total[kHeads];
-    const int64_t r = args.params.latent_dim;
-    const int32_t heads = args.params.heads;
-    const int64_t row = blockIdx.z;
-    const int32_t head = static_cast<int32_t>(blockIdx.y) * kHeads;
-    const int32_t used = min(kHeads, heads - head);
-    const Attended set = attended(args, args.first + row);
+constexpr int kMergeThreads = 128;
+constexpr int kMergeLoads = 33;  // under way together: 2051 entries in two goes
+
+// How the tiles from `base` on change the sum, for all threads; `carry`, the largest score before
+// them, moves on. A thread per tile.
+struct Step {
+    float keep, take, total;
+};
+__device__ __forceinline__ void merge_steps(Step (&steps)[kMergeThreads],
+                                            float (&largest)[kMergeThreads / 32],
+                                            const float* stats, int64_t left, float& carry) {
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
-    const float scale = 1.0f / sqrtf(static_cast<float>(args.params.key_dim));
-    for (int i = thread; i < kHeads * kMaxLatent; i += kThreads) {
-        const int h = i / kMaxLatent;
-        const int c = i % kMaxLatent;
-        query[h][c] = h < used && c < r ? args.queries[(row * heads + head + h) * r + c] : 0.0f;
+    const float most = thread < left ? stats[2 * thread] : -INFINITY;
+    const float total = thread < left ? stats[2 * thread + 1] : 0.0f;
+    float after = most;  // the largest of the tiles up to this one
+#pragma unroll
+    for (int stride = 1; stride < 32; stride *= 2) {
+        const float other = __shfl_up_sync(0xffffffffu, after, stride);
+        if (lane >= stride) after = fmaxf(after, other);
     }
-    for (int64_t split = blockIdx.x; split * kSplit < set.count; split += gridDim.x) {
-        const int64_t first = split * kSplit;
-        const int count = static_cast<int>(min(static_cast<int64_t>(kSplit), set.count - first));
-        __syncthreads();
-        for (int p = thread / 32; p < count; p += kWarps) {
-            const int64_t position = set.list == nullptr ? first + p : set.list[first + p];
-            const float* latent = set.latents + position * r;
-            float sum[kHeads] = {};
-            for (int64_t c = lane; c < r; c += 32) {
-                const float x = latent[c];
+    float before = __shfl_up_sync(0xffffffffu, after, 1);
+    if (lane == 31) largest[thread / 32] = after;
+    __syncthreads();
+    float ahead = carry;
 #pragma unroll
-                for (int h = 0; h < kHeads; ++h) sum[h] += query[h][c] * x;
-            }
-#pragma unroll
-            for (int h = 0; h < kHeads; ++h) {
-                sum[h] = warp_sum(sum[h]);
-                if (lane == h) scores[p][h] = sum[h] * scale;
-            }
-        }
-        __syncthreads();
-        if (thread / 32 < kHeads) {
-            const int h = thread / 32;
-            float most = -INFINITY;
-            for (int p = lane; p < count; p += 32) most = fmaxf(most, scores[p][h]);
-#pragma unroll
-            for (int stride = 16; stride > 0; stride /= 2) {
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, stride));
-            }
-            float sum = 0.0f;
-            for (int p = lane; p < count; p += 32) {
-                scores[p][h] = expf(scores[p][h] - most);
-                sum += scores[p][h];
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) {
-                largest[h] = most;
-                total[h] = sum;
-            }
-        }
-        __syncthreads();
-        for (int64_t c = thread; c < r; c += kThreads) {
-            float sum[kHeads] = {};
-            for (int p = 0; p < count; ++p) {
-                const int64_t position = set.list == nullptr ? first + p : set.list[first + p];
-                const float x = set.latents[position * r + c];
-#pragma unroll
-                for (int h = 0; h < kHeads; ++h) sum[h] += scores[p][h] * x;
-            }
-            for (int h = 0; h < used; ++h) {
-                args.parts[((row * heads + head + h) * args.splits + split) * r + c] = sum[h];
-            }
-        }
-        if (thread < used) {
-            float* stats =
-                args.part_stats + ((row * heads + head + thread) * args.splits + split) * 2;
-            stats[0] = largest[thread];
-            stats[1] = total[thread];
-        }
+    for (int w = 0; w < kMergeThreads / 32; ++w) {
+        if (w < thread / 32) ahead = fmaxf(ahead, largest[w]);
+        carry = fmaxf(carry, largest[w]);
     }
+    before = lane == 0 ? ahead : fmaxf(ahead, before);
+    const Fold by = mla::fold_scale(before, most);
+    steps[thread] = {by.keep, by.take, total};
+    __syncthreads();
 }
 
-// sums[h] = the splits merged in order; a thread block per row and head.
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Attention args) {
+// sums[h] = the fold of the tiles; a thread per channel of a row and head.
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(const __grid_constant__ Attention args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
+    __shared__ Step steps[kMergeThreads];
+    __shared__ float largest[kMergeThreads / 32];
     const int64_t r = args.params.latent_dim;
-    const int64_t row = blockIdx.y;
-    const int64_t cell = row * args.params.heads + blockIdx.x;
-    const Attended set = attended(args, args.first + row);
-    const int64_t splits = (set.count + kSplit - 1) / kSplit;
-    const float* stats = args.part_stats + cell * args.splits * 2;
-    float most = -INFINITY;
-    for (int64_t s = 0; s < splits; ++s) most = fmaxf(most, stats[2 * s]);
+    const int64_t cell = int64_t{blockIdx.y} * args.params.heads + blockIdx.x;
+    const int64_t c = int64_t{blockIdx.z} * kMergeThreads + threadIdx.x;
+    const Attended set = attended(args, args.first + blockIdx.y);
+    const int64_t tiles = (set.count + kTile - 1) / kTile;
+    const float* stats = args.part_stats + cell * args.tiles * 2;
+    const float* parts = args.parts + cell * args.tiles * r + min(c, r - 1);
+    float carry = -INFINITY;
+    float sum = 0.0f;
     float total = 0.0f;
-    for (int64_t s = 0; s < splits; ++s) total += stats[2 * s + 1] * expf(stats[2 * s] - most);
-    for (int64_t c = threadIdx.x; c < r; c += kThreads) {
-        float sum = 0.0f;
-        for (int64_t s = 0; s < splits; ++s) {
-            sum += args.parts[(cell * args.splits + s) * r + c] * expf(stats[2 * s] - most);
+    for (int64_t base = 0; base < tiles; base += kMergeThreads) {
+        const int here = static_cast<int>(min(int64_t{kMergeThreads}, tiles - base));
+        float part[kMergeLoads];
+        const auto load = [&](int from) {
+#pragma unroll
+            for (int i = 0; i < kMergeLoads; ++i) {
+                part[i] = parts[(base + min(from + i, here - 1)) * r];
+            }
+        };
+        load(0);
+        merge_steps(steps, largest, stats + base * 2, here, carry);
+        for (int from = 0; from < here; from += kMergeLoads) {
+            if (from > 0) load(from);
+#pragma unroll
+            for (int i = 0; i < kMergeLoads; ++i) {
+                if (from + i >= here) break;
+                const Step by = steps[from + i];
+                sum = fold(sum, by.keep, part[i], by.take);
+                total = fold(total, by.keep, by.total, by.take);
+            }
         }
-        args.sums[cell * r + c] = splits == 0 ? 0.0f : sum / total;
+        __syncthreads();
     }
+    if (c < r) args.sums[cell * r + c] = tiles == 0 ? 0.0f : sum / total;
 }
 
 // out[h][j] = value row j of the head . sums[h]; kOutputs outputs of a warp, kRows rows at once.
@@ -287,22 +235,51 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct Sizes {
-    int64_t splits;
+    int64_t blocks;  // of `attend` for a row; 1: each takes a whole row, and there are no parts
+    int64_t tiles;
     int64_t row;   // floats of scratch a row needs
     int64_t rows;  // at once
 };
 Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params) {
+    constexpr int kHeads = mla::Attend<true>::kHeads;
+    const int64_t groups = (params.heads + kHeads - 1) / kHeads;
     const int64_t capacity = latents.cols / params.latent_dim;
-    const int64_t splits = std::max<int64_t>((capacity + kSplit - 1) / kSplit, 1);
-    const int64_t row =
-        params.heads * (2 * int64_t{params.latent_dim} + splits * (params.latent_dim + 2));
-    return {splits, row,
-            std::clamp<int64_t>(kScratchLimit / row, 1, std::clamp<int64_t>(rows, 1, 8192))};
+    Sizes sizes{};
+    sizes.tiles = std::max<int64_t>((capacity + kTile - 1) / kTile, 1);
+    sizes.blocks = std::clamp<int64_t>(kBusy / std::max<int64_t>(rows * groups, 1), 1, sizes.tiles);
+    const int64_t parts = sizes.blocks == 1 ? 0 : sizes.tiles;
+    sizes.row = params.heads * (2 * int64_t{params.latent_dim} + parts * (params.latent_dim + 2));
+    const int64_t most = std::clamp<int64_t>(kScratchLimit / sizes.row, 1, 8192);
+    const int64_t turns = std::max<int64_t>((rows + most - 1) / most, 1);
+    sizes.rows = std::max<int64_t>((rows + turns - 1) / turns, 1);
+    return sizes;
+}
+
+// Sums of the latents: each row by one thread block for 32 heads, or by `blocks` and a merge.
+void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
+                    LaunchStream stream) {
+    const auto launch = [&](auto whole) {
+        using Attend = mla::Attend<decltype(whole)::value>;
+        const auto kernel = mla::attend_kernel<decltype(whole)::value>;
+        constexpr auto kShared = static_cast<int>(sizeof(typename Attend::Shared));
+        kernels.allow_shared(kernel, kShared);
+        const dim3 grid(
+            static_cast<unsigned>(blocks),
+            static_cast<unsigned>((args.params.heads + Attend::kHeads - 1) / Attend::kHeads),
+            static_cast<unsigned>(args.used));
+        launch_dependent(kernel, grid, Attend::kThreads, kShared, stream, args);
+    };
+    if (args.parts == nullptr) return launch(std::true_type());
+    launch(std::false_type());
+    const dim3 grid(
+        static_cast<unsigned>(args.params.heads), static_cast<unsigned>(args.used),
+        static_cast<unsigned>((args.params.latent_dim + kMergeThreads - 1) / kMergeThreads));
+    launch_dependent(merge_kernel, grid, kMergeThreads, 0, stream, args);
 }
 
 // The rows of `args`; kRows of them share one reading of kv_b.
 template <class Weight, int kRows>
-void attend(const Attention& args, KernelSet& kernels, LaunchStream stream) {
+void attend(const Attention& args, int64_t blocks, KernelSet& kernels, LaunchStream stream) {
     const auto heads = static_cast<unsigned>(args.params.heads);
     const auto used = static_cast<unsigned>(args.used);
     const unsigned groups = (used + kRows - 1) / kRows;
@@ -311,10 +288,7 @@ void attend(const Attention& args, KernelSet& kernels, LaunchStream stream) {
     const auto absorb = absorb_kernel<Weight, kRows>;
     kernels.allow_shared(absorb, shared);
     launch_dependent(absorb, dim3(heads, groups, columns), kThreads, shared, stream, args);
-    const dim3 grid(std::min(static_cast<unsigned>(args.splits), kSplitBlocks),
-                    (heads + kHeads - 1) / kHeads, used);
-    launch_dependent(attend_kernel, grid, kThreads, 0, stream, args);
-    launch_dependent(merge_kernel, dim3(heads, used), kThreads, 0, stream, args);
+    attend_latents(args, blocks, kernels, stream);
     constexpr int kSlice = kWarps * kOutputs;
     const auto slices = static_cast<unsigned>((args.params.value_dim + kSlice - 1) / kSlice);
     launch_dependent(expand_kernel<Weight, kRows>, dim3(heads, groups, slices), kThreads, 0, stream,
@@ -322,9 +296,9 @@ void attend(const Attention& args, KernelSet& kernels, LaunchStream stream) {
 }
 
 template <class Weight>
-void attend(const Attention& args, KernelSet& kernels, LaunchStream stream) {
-    if (args.used <= 4) return attend<Weight, 4>(args, kernels, stream);
-    attend<Weight, 8>(args, kernels, stream);
+void attend(const Attention& args, int64_t blocks, KernelSet& kernels, LaunchStream stream) {
+    if (args.used <= 4) return attend<Weight, 4>(args, blocks, kernels, stream);
+    attend<Weight, 8>(args, blocks, kernels, stream);
 }
 
 }  // namespace
@@ -359,20 +333,22 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);
         Attention args = {out, query, kv_b, latents, selected, count, params, rows, first, used};
-        args.splits = sizes.splits;
+        args.tiles = sizes.tiles;
         args.queries = scratch;
         args.sums = args.queries + used * params.heads * r;
-        args.parts = args.sums + used * params.heads * r;
-        args.part_stats = args.parts + used * params.heads * sizes.splits * r;
+        if (sizes.blocks > 1) {
+            args.parts = args.sums + used * params.heads * r;
+            args.part_stats = args.parts + used * params.heads * sizes.tiles * r;
+        }
         switch (kv_b.dtype) {
             case Dtype::bf16:
-                attend<__nv_bfloat16>(args, kernels, stream);
+                attend<__nv_bfloat16>(args, sizes.blocks, kernels, stream);
                 break;
             case Dtype::f16:
-                attend<__half>(args, kernels, stream);
+                attend<__half>(args, sizes.blocks, kernels, stream);
                 break;
             default:
-                attend<float>(args, kernels, stream);
+                attend<float>(args, sizes.blocks, kernels, stream);
         }
     }
 }

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner part of absorbed MLA: 32 heads of a row attend to latents on tensor cores. Every number
+// enters times a power of two as the sum of two fp16 terms, 22 to 24 bits of it, and only the
+// product of the two small terms is left out: as good as fp32.
+#pragma once
+
+#include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/mla_tile.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+namespace quadrille::cuda::mla {
+
+// kHeads heads of one row: all its tiles (kWhole), or every gridDim.x-th, each a part of its own.
+template <bool kWhole>
+class Attend {
+  public:
+    static constexpr int kThreads = 512;
+    static constexpr int kHeads = 32;
+
+  private:
+    static constexpr int kWarps = kThreads / 32;
+    static constexpr int kGroups = kHeads / 16;          // of heads, the rows of an mma
+    static constexpr int kSlices = kWarps / kGroups;     // of the channels, for scores
+    static constexpr int kSlice = kMaxLatent / kSlices;  // channels
+    static constexpr int kShare = kMaxLatent / kWarps;   // channels of a warp, for sums
+    static constexpr int kOwn = kTile / kWarps;          // positions a warp brings
+    static constexpr int kPieces = kMaxLatent / 128;     // of 16 bytes a lane brings of each
+    static constexpr int kPitch = kMaxLatent + 8;        // ldmatrix: rows in different banks
+    static constexpr int kWeightPitch = kTile + 8;
+    static constexpr int kScorePitch = kTile + 8;
+
+  public:
+    struct Shared {
+        __half high[kTile][kPitch];  // latents over `unit`
+        __half low[kTile][kPitch];
+        float raw[kTile][kMaxLatent];  // latents of the next tile as they come
+        float scores[kSlices / 2][kHeads][kScorePitch];
+        __half weight_high[kHeads][kWeightPitch];
+        __half weight_low[kHeads][kWeightPitch];
+        float unit[kTile];  // 0: no such position
+        float query_most[kSlices][kHeads];
+        float keep[kHeads];
+        float take[kHeads];
+        float total[kHeads];
+        float sum_unit;
+    };
+
+    __device__ Attend(const Attention& args, Shared& shared)
+        : args_(args),
+          s_(shared),
+          set_(attended(args, args.first + blockIdx.z)),
+          r_(args.params.latent_dim),
+          row_(blockIdx.z),
+          head_(static_cast<int32_t>(blockIdx.y) * kHeads),
+          used_(min(kHeads, args.params.heads - head_)),
+          warp_(static_cast<int>(threadIdx.x) / 32),
+          lane_(static_cast<int>(threadIdx.x) % 32),
+          busy_(warp_ / kSlices * 16 < used_),
+          aligned_(r_ % 4 == 0 && reinterpret_cast<uintptr_t>(set_.latents) % 16 == 0) {}
+
+    __device__ void run() {
+        const int64_t tiles = (set_.count + kTile - 1) / kTile;
+        int64_t tile = blockIdx.x;
+        if (!kWhole && tile >= tiles) return;
+        look_up(tile);
+        clear();
+        fetch(tile);
+        look_up(tile + gridDim.x);
+        load_queries();
+        for (; tile < tiles; tile += gridDim.x) {
+            __syncthreads();  // the tile before has been summed
+            convert(tile);
+            __syncthreads();
+            fetch(tile + gridDim.x);
+            look_up(tile + 2 * int64_t{gridDim.x});
+            score();
+            for (int i = 0; i < kHeads / kWarps; ++i) weigh(tile, i);
+            __syncthreads();
+            add_up(tile);
+        }
+        if (kWhole) finish();
+    }
+
+  private:
+    __device__ int64_t cell(int h) const { return row_ * args_.params.heads + head_ + h; }
+
+    // Where the latents of this warp's entries of a tile lie.
+    __device__ void look_up(int64_t tile) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int64_t p = tile * kTile + warp_ * kOwn + i;
+            at_[i] = p >= set_.count ? -1 : set_.list == nullptr ? p : set_.list[p];
+        }
+    }
+    // What is never brought is zero.
+    __device__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kOwn * kPieces; ++i) {
+            if (aligned_ && channel(i % kPieces) < r_) continue;
+            *piece(i / kPieces, i % kPieces) = {0.0f, 0.0f, 0.0f, 0.0f};
+        }
+    }
+    __device__ int channel(int j) const {
+        return 4 * (lane_ + 32 * j);
+    }
+    // A lane reads again only what it has brought itself.
+    __device__ float4* piece(int i, int j) {
+        return reinterpret_cast<float4*>(&s_.raw[warp_ * kOwn + i][channel(j)]);
+    }
+    __device__ void fetch(int64_t tile) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            if (tile * kTile + warp_ * kOwn + i >= set_.count) continue;
+            const float* from = set_.latents + at_[i] * r_;
+#pragma unroll
+            for (int j = 0; j < kPieces; ++j) {
+                const int c = channel(j);
+                if (aligned_) {
+                    if (c < r_) copy_async_16(piece(i, j), from + c);
+                } else {
+                    auto* to = reinterpret_cast<float*>(piece(i, j));
+                    for (int k = 0; k < 4 && c + k < r_; ++k) to[k] = from[c + k];
+                }
+            }
+        }
+        copy_async_commit();
+    }
+
+    // The fragments of 16 heads and one slice of the channels, over a power of two of each head.
+    __device__ void load_queries() {
+        const int group = warp_ / kSlices * 16;
+        const int slice = warp_ % kSlices * kSlice;
+        float q[kSlice / 16][8];
+        float most[2] = {};
+#pragma unroll
+        for (int i = 0; i < kSlice / 16 * 8; ++i) {
+            const int h = group + lane_ / 4 + i / 2 % 2 * 8;
+            const int c = slice + i / 8 * 16 + i / 4 % 2 * 8 + lane_ % 4 * 2 + i % 2;
+            const float x = h < used_ && c < r_ ? args_.queries[cell(h) * r_ + c] : 0.0f;
+            q[i / 8][i % 8] = x;
+            most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(x));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
+            most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 2));
+            if (lane_ % 4 == 0) s_.query_most[warp_ % kSlices][group + lane_ / 4 + i * 8] = most[i];
+        }
+        __syncthreads();
+        const float up[2] = {lift(query_most(group + lane_ / 4)),
+                             lift(query_most(group + lane_ / 4 + 8))};
+#pragma unroll
+        for (int i = 0; i < kSlice / 16 * 4; ++i) {
+            const float* pair = &q[i / 4][i % 4 * 2];
+            split_f16(pair[0] * up[i % 2], pair[1] * up[i % 2], query_[0][i / 4][i % 4],
+                      query_[1][i / 4][i % 4]);
+        }
+        const float scale = 1.0f / sqrtf(static_cast<float>(args_.params.key_dim));
+#pragma unroll
+        for (int i = 0; i < kHeads / kWarps; ++i) {
+            query_unit_[i] = unlift(query_most(warp_ * (kHeads / kWarps) + i)) * scale;
+        }
+    }
+    __device__ float query_most(int h) const {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) most = fmaxf(most, s_.query_most[i][h]);
+        return most;
+    }
+
+    // Latents as two terms of fp16 over a power of two of each position.
+    __device__ void convert(int64_t tile) {
+        copy_async_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int p = warp_ * kOwn + i;
+            const bool exists = tile * kTile + p < set_.count;
+            float4 x[kPieces];
+            float most = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kPieces; ++j) {
+                x[j] = exists ? *piece(i, j) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+                most = fmaxf(most, fmaxf(fmaxf(fabsf(x[j].x), fabsf(x[j].y)),
+                                         fmaxf(fabsf(x[j].z), fabsf(x[j].w))));
+            }
+            most = warp_largest(most);
+            const float up = lift(most);
+#pragma unroll
+            for (int j = 0; j < kPieces; ++j) {
+                uint2 high, low;
+                split_f16(x[j].x * up, x[j].y * up, high.x, low.x);
+                split_f16(x[j].z * up, x[j].w * up, high.y, low.y);
+                *reinterpret_cast<uint2*>(&s_.high[p][channel(j)]) = high;
+                *reinterpret_cast<uint2*>(&s_.low[p][channel(j)]) = low;
+            }
+            if (lane_ == 0) s_.unit[p] = exists ? unlift(most) : 0.0f;
+        }
+    }
+
+    // scores[i] = queries . latents over slices 2 i and 2 i + 1 of the channels.
+    __device__ void score() {
+        float sum[kTile / 8][4] = {};
+        const int row = lane_ / 16 * 8 + lane_ % 8;
+        const int column = warp_ % kSlices * kSlice + lane_ / 8 % 2 * 8;
+        if (busy_) {
+#pragma unroll
+            for (int k = 0; k < kSlice / 16; ++k) {
+#pragma unroll
+                for (int n = 0; n < kTile / 16; ++n) {
+                    uint32_t high[4], low[4];
+                    load_matrices(high, &s_.high[n * 16 + row][column + k * 16]);
+                    load_matrices(low, &s_.low[n * 16 + row][column + k * 16]);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        mma_split(sum[n * 2 + i], query_[0][k], query_[1][k], high + i * 2,
+                                  low + i * 2);
+                    }
+                }
+            }
+        }
+        if (warp_ % 2 != 0) store_scores<false>(sum);
+        __syncthreads();
+        if (warp_ % 2 == 0) store_scores<true>(sum);
+        __syncthreads();
+    }
+    template <bool kAdd>
+    __device__ void store_scores(const float (&sum)[kTile / 8][4]) {
+#pragma unroll
+        for (int i = 0; i < kTile / 8 * 2; ++i) {
+            const int h = warp_ / kSlices * 16 + lane_ / 4 + i % 2 * 8;
+            auto* at = reinterpret_cast<float2*>(
+                &s_.scores[warp_ % kSlices / 2][h][i / 2 * 8 + lane_ % 4 * 2]);
+            float2 value = {sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]};
+            if (kAdd) value = {value.x + at->x, value.y + at->y};
+            *at = value;
+        }
+    }
+
+    // The softmax of a tile, head i of this warp's; a lane per position.
+    __device__ void weigh(int64_t tile, int i) {
+        const int h = warp_ * (kHeads / kWarps) + i;
+        const float unit = s_.unit[lane_];
+        const float largest_unit = warp_largest(unit);
+        if (threadIdx.x == 0 && i == 0) s_.sum_unit = largest_unit / 8192.0f;
+        if (h >= used_) return;
+        float x = 0.0f;
+#pragma unroll
+        for (int k = 0; k < kSlices / 2; ++k) x += s_.scores[k][h][lane_];
+        x = unit == 0.0f ? -INFINITY : __fmul_rn(x, query_unit_[i] * unit);
+        float most = x;
+#pragma unroll
+        for (int stride = 16; stride > 0; stride /= 2) {
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, stride));
+        }
+        const float weight = unit == 0.0f ? 0.0f : expf(x - most);
+        const float total = warp_sum(weight);
+        // A weight times the unit of its position, over the largest of the units.
+        const float lifted = __fmul_rn(weight, unit * (1.0f / largest_unit) * 8192.0f);
+        const __half high = __float2half_rn(lifted);
+        s_.weight_high[h][lane_] = high;
+        s_.weight_low[h][lane_] = __float2half_rn(lifted - __half2float(high));
+        if (kWhole) {
+            const Fold by = fold_scale(most_[i], most);
+            most_[i] = by.after;
+            total_[i] = fold(total_[i], by.keep, total, by.take);
+            if (lane_ != 0) return;
+            s_.keep[h] = by.keep;
+            s_.take[h] = by.take;
+            s_.total[h] = total_[i];
+        } else if (lane_ == 0) {
+            float* stats = args_.part_stats + (cell(h) * args_.tiles + tile) * 2;
+            stats[0] = most;
+            stats[1] = total;
+        }
+    }
+
+    // Weights times latents, kShare channels of a warp.
+    __device__ void add_up(int64_t tile) {
+        const int row = lane_ / 8 % 2 * 8 + lane_ % 8;
+        const int column = lane_ / 16 * 8;
+#pragma unroll
+        for (int n = 0; n < kShare / 16; ++n) {
+            float sum[kGroups][2][4] = {};
+#pragma unroll
+            for (int k = 0; k < kTile / 16; ++k) {
+                uint32_t high[4], low[4];
+                const int c = warp_ * kShare + n * 16 + column;
+                load_transposed(high, &s_.high[k * 16 + row][c]);
+                load_transposed(low, &s_.low[k * 16 + row][c]);
+#pragma unroll
+                for (int g = 0; g < kGroups; ++g) {
+                    if (g * 16 >= used_) continue;
+                    uint32_t a_high[4], a_low[4];
+                    load_matrices(a_high, &s_.weight_high[g * 16 + row][k * 16 + column]);
+                    load_matrices(a_low, &s_.weight_low[g * 16 + row][k * 16 + column]);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        mma_split(sum[g][i], a_high, a_low, high + i * 2, low + i * 2);
+                    }
+                }
+            }
+#pragma unroll
+            for (int g = 0; g < kGroups; ++g) take_in(tile, g, n, sum[g]);
+        }
+    }
+    __device__ void take_in(int64_t tile, int g, int n, const float (&sum)[2][4]) {
+        const float unit = s_.sum_unit;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int h = g * 16 + lane_ / 4 + i % 2 * 8;
+            const float x = __fmul_rn(sum[i / 2][i % 2 * 2], unit);
+            const float y = __fmul_rn(sum[i / 2][i % 2 * 2 + 1], unit);
+            if (kWhole) {
+                float* to = &sum_[g][n * 2 + i / 2][i % 2 * 2];
+                to[0] = fold(to[0], s_.keep[h], x, s_.take[h]);
+                to[1] = fold(to[1], s_.keep[h], y, s_.take[h]);
+            } else if (h < used_) {
+                store(args_.parts + (cell(h) * args_.tiles + tile) * r_, n * 2 + i / 2, x, y);
+            }
+        }
+    }
+    // Two channels of those of n-tile n of this warp.
+    __device__ void store(float* to, int n, float x, float y) {
+        const int c = warp_ * kShare + n * 8 + lane_ % 4 * 2;
+        if (c + 1 < r_ && r_ % 2 == 0) {
+            *reinterpret_cast<float2*>(to + c) = {x, y};
+        } else {
+            if (c < r_) to[c] = x;
+            if (c + 1 < r_) to[c + 1] = y;
+        }
+    }
+    __device__ void finish() {
+#pragma unroll
+        for (int i = 0; i < kGroups * (kShare / 8) * 2; ++i) {
+            const int n = i / 2 % (kShare / 8);
+            const int g = i / 2 / (kShare / 8);
+            const int h = g * 16 + lane_ / 4 + i % 2 * 8;
+            if (h >= used_) continue;
+            const float* sum = &sum_[g][n][i % 2 * 2];
+            const bool any = set_.count > 0;
+            const float total = any ? s_.total[h] : 1.0f;
+            store(args_.sums + cell(h) * r_, n, any ? sum[0] / total : 0.0f,
+                  any ? sum[1] / total : 0.0f);
+        }
+    }
+
+    const Attention& args_;
+    Shared& s_;
+    const Attended set_;
+    const int32_t r_;
+    const int64_t row_;
+    const int32_t head_;
+    const int32_t used_;  // heads that exist
+    const int warp_;
+    const int lane_;
+    const bool busy_;
+    const bool aligned_;
+    int64_t at_[kOwn];
+    uint32_t query_[2][kSlice / 16][4];  // high, low
+    float query_unit_[kHeads / kWarps];  // times the scale of the scores
+    float most_[kHeads / kWarps] = {-INFINITY, -INFINITY};
+    float total_[kHeads / kWarps] = {};
+    float sum_[kGroups][kShare / 8][4] = {};
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(Attend<kWhole>::kThreads, 1)
+    attend_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    extern __shared__ __align__(16) unsigned char shared[];
+    using Shared = typename Attend<kWhole>::Shared;
+    Attend<kWhole>(args, *reinterpret_cast<Shared*>(shared)).run();
+}
+
+}  // namespace quadrille::cuda::mla
