@@ -92,7 +92,7 @@ constexpr int kMergeLoads = 33;  // under way together: 2051 entries in two goes
 
 // How the tiles from `base` on change the sum, for all threads; `carry`, the largest score before
 // them, moves on. A thread per tile.
-struct Step {
+struct alignas(16) Step {
     float keep, take, total;
 };
 __device__ __forceinline__ void merge_steps(Step (&steps)[kMergeThreads],
@@ -123,7 +123,7 @@ __device__ __forceinline__ void merge_steps(Step (&steps)[kMergeThreads],
     __syncthreads();
 }
 
-// sums[h] = the fold of the tiles; a thread per channel of a row and head.
+// sums[h] = the fold of the tiles; a thread per two channels of a row and head.
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ Attention args) {
     wait_for_earlier_kernels();
@@ -132,21 +132,22 @@ __global__ void __launch_bounds__(kMergeThreads)
     __shared__ float largest[kMergeThreads / 32];
     const int64_t r = args.params.latent_dim;
     const int64_t cell = int64_t{blockIdx.y} * args.params.heads + blockIdx.x;
-    const int64_t c = int64_t{blockIdx.z} * kMergeThreads + threadIdx.x;
+    const int64_t c = (int64_t{blockIdx.z} * kMergeThreads + threadIdx.x) * 2;
     const Attended set = attended(args, args.first + blockIdx.y);
     const int64_t tiles = (set.count + kTile - 1) / kTile;
     const float* stats = args.part_stats + cell * args.tiles * 2;
-    const float* parts = args.parts + cell * args.tiles * r + min(c, r - 1);
+    const float* parts = args.parts + cell * args.tiles * r + min(c, r - 2);
     float carry = -INFINITY;
-    float sum = 0.0f;
+    float2 sum = {0.0f, 0.0f};
     float total = 0.0f;
     for (int64_t base = 0; base < tiles; base += kMergeThreads) {
         const int here = static_cast<int>(min(int64_t{kMergeThreads}, tiles - base));
-        float part[kMergeLoads];
+        float2 part[kMergeLoads];
         const auto load = [&](int from) {
+            const float* at = parts + (base + from) * r;
 #pragma unroll
             for (int i = 0; i < kMergeLoads; ++i) {
-                part[i] = parts[(base + min(from + i, here - 1)) * r];
+                if (from + i < here) part[i] = *reinterpret_cast<const float2*>(at + i * r);
             }
         };
         load(0);
@@ -157,13 +158,16 @@ __global__ void __launch_bounds__(kMergeThreads)
             for (int i = 0; i < kMergeLoads; ++i) {
                 if (from + i >= here) break;
                 const Step by = steps[from + i];
-                sum = fold(sum, by.keep, part[i], by.take);
+                sum.x = fold(sum.x, by.keep, part[i].x, by.take);
+                sum.y = fold(sum.y, by.keep, part[i].y, by.take);
                 total = fold(total, by.keep, by.total, by.take);
             }
         }
         __syncthreads();
     }
-    if (c < r) args.sums[cell * r + c] = tiles == 0 ? 0.0f : sum / total;
+    if (c >= r) return;
+    *reinterpret_cast<float2*>(args.sums + cell * r + c) =
+        tiles == 0 ? float2{0.0f, 0.0f} : float2{sum.x / total, sum.y / total};
 }
 
 // out[h][j] = value row j of the head . sums[h]; kOutputs outputs of a warp, kRows rows at once.
@@ -271,9 +275,9 @@ void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
     };
     if (args.parts == nullptr) return launch(std::true_type());
     launch(std::false_type());
-    const dim3 grid(
-        static_cast<unsigned>(args.params.heads), static_cast<unsigned>(args.used),
-        static_cast<unsigned>((args.params.latent_dim + kMergeThreads - 1) / kMergeThreads));
+    const dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(args.used),
+                    static_cast<unsigned>((args.params.latent_dim + 2 * kMergeThreads - 1) /
+                                          (2 * kMergeThreads)));
     launch_dependent(merge_kernel, grid, kMergeThreads, 0, stream, args);
 }
 
@@ -328,7 +332,8 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                 out.cols == int64_t{params.heads} * params.value_dim &&
                 query.cols == int64_t{params.heads} * params.key_dim,
             "mla_attention: out (m, heads value_dim), query (m, heads key_dim)");
-    require(r <= kMaxLatent, "mla_attention: latents of at most 512 on a GPU");
+    require(r <= kMaxLatent && r % 4 == 0,
+            "mla_attention: latents of at most 512 numbers, a multiple of 4, on a GPU");
     const Sizes sizes = sizes_of(rows.m, latents, params);
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);

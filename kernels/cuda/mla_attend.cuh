@@ -23,6 +23,7 @@ class Attend {
     static constexpr int kSlices = kWarps / kGroups;     // of the channels, for scores
     static constexpr int kSlice = kMaxLatent / kSlices;  // channels
     static constexpr int kShare = kMaxLatent / kWarps;   // channels of a warp, for sums
+    static constexpr int kMine = kHeads / kWarps;        // heads of a warp, for the softmax
     static constexpr int kOwn = kTile / kWarps;          // positions a warp brings
     static constexpr int kPieces = kMaxLatent / 128;     // of 16 bytes a lane brings of each
     static constexpr int kPitch = kMaxLatent + 8;        // ldmatrix: rows in different banks
@@ -39,8 +40,7 @@ class Attend {
         __half weight_low[kHeads][kWeightPitch];
         float unit[kTile];  // 0: no such position
         float query_most[kSlices][kHeads];
-        float keep[kHeads];
-        float take[kHeads];
+        float2 fold[kHeads];  // what of the sums so far is kept, what of the tile is taken
         float total[kHeads];
         float sum_unit;
     };
@@ -56,7 +56,7 @@ class Attend {
           warp_(static_cast<int>(threadIdx.x) / 32),
           lane_(static_cast<int>(threadIdx.x) % 32),
           busy_(warp_ / kSlices * 16 < used_),
-          aligned_(r_ % 4 == 0 && reinterpret_cast<uintptr_t>(set_.latents) % 16 == 0) {}
+          aligned_(reinterpret_cast<uintptr_t>(set_.latents) % 16 == 0) {}
 
     __device__ void run() {
         const int64_t tiles = (set_.count + kTile - 1) / kTile;
@@ -64,17 +64,17 @@ class Attend {
         if (!kWhole && tile >= tiles) return;
         look_up(tile);
         clear();
-        fetch(tile);
+        fetch();
         look_up(tile + gridDim.x);
         load_queries();
         for (; tile < tiles; tile += gridDim.x) {
             __syncthreads();  // the tile before has been summed
             convert(tile);
             __syncthreads();
-            fetch(tile + gridDim.x);
+            fetch();
             look_up(tile + 2 * int64_t{gridDim.x});
             score();
-            for (int i = 0; i < kHeads / kWarps; ++i) weigh(tile, i);
+            weigh(tile);
             __syncthreads();
             add_up(tile);
         }
@@ -96,7 +96,7 @@ class Attend {
     __device__ void clear() {
 #pragma unroll
         for (int i = 0; i < kOwn * kPieces; ++i) {
-            if (aligned_ && channel(i % kPieces) < r_) continue;
+            if (channel(i % kPieces) < r_) continue;
             *piece(i / kPieces, i % kPieces) = {0.0f, 0.0f, 0.0f, 0.0f};
         }
     }
@@ -107,19 +107,19 @@ class Attend {
     __device__ float4* piece(int i, int j) {
         return reinterpret_cast<float4*>(&s_.raw[warp_ * kOwn + i][channel(j)]);
     }
-    __device__ void fetch(int64_t tile) {
+    __device__ void fetch() {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-            if (tile * kTile + warp_ * kOwn + i >= set_.count) continue;
-            const float* from = set_.latents + at_[i] * r_;
+            if (at_[i] < 0) continue;
+            const float* from = set_.latents + at_[i] * r_ + channel(0);
 #pragma unroll
             for (int j = 0; j < kPieces; ++j) {
-                const int c = channel(j);
+                if (channel(j) >= r_) continue;
                 if (aligned_) {
-                    if (c < r_) copy_async_16(piece(i, j), from + c);
+                    copy_async_16(piece(i, j), from + j * 128);
                 } else {
-                    auto* to = reinterpret_cast<float*>(piece(i, j));
-                    for (int k = 0; k < 4 && c + k < r_; ++k) to[k] = from[c + k];
+                    const float* at = from + j * 128;
+                    *piece(i, j) = {at[0], at[1], at[2], at[3]};
                 }
             }
         }
@@ -157,8 +157,8 @@ class Attend {
         }
         const float scale = 1.0f / sqrtf(static_cast<float>(args_.params.key_dim));
 #pragma unroll
-        for (int i = 0; i < kHeads / kWarps; ++i) {
-            query_unit_[i] = unlift(query_most(warp_ * (kHeads / kWarps) + i)) * scale;
+        for (int i = 0; i < kMine; ++i) {
+            query_unit_[i] = unlift(query_most(warp_ * kMine + i)) * scale;
         }
     }
     __device__ float query_most(int h) const {
@@ -236,41 +236,57 @@ class Attend {
         }
     }
 
-    // The softmax of a tile, head i of this warp's; a lane per position.
-    __device__ void weigh(int64_t tile, int i) {
-        const int h = warp_ * (kHeads / kWarps) + i;
+    // The softmax of a tile, the heads of this warp; a lane per position.
+    __device__ void weigh(int64_t tile) {
+        const int head = warp_ * kMine;
+        if (head >= used_) return;
         const float unit = s_.unit[lane_];
         const float largest_unit = warp_largest(unit);
-        if (threadIdx.x == 0 && i == 0) s_.sum_unit = largest_unit / 8192.0f;
-        if (h >= used_) return;
-        float x = 0.0f;
+        // A weight times the unit of its position, over the largest of the units.
+        const float up = unit * (1.0f / largest_unit) * 8192.0f;
+        if (threadIdx.x == 0) s_.sum_unit = largest_unit / 8192.0f;
+        float x[kMine] = {};
+        float most[kMine];
+        float total[kMine];
 #pragma unroll
-        for (int k = 0; k < kSlices / 2; ++k) x += s_.scores[k][h][lane_];
-        x = unit == 0.0f ? -INFINITY : __fmul_rn(x, query_unit_[i] * unit);
-        float most = x;
+        for (int i = 0; i < kMine; ++i) {
+#pragma unroll
+            for (int k = 0; k < kSlices / 2; ++k) x[i] += s_.scores[k][head + i][lane_];
+            x[i] = unit == 0.0f ? -INFINITY : __fmul_rn(x[i], query_unit_[i] * unit);
+            most[i] = x[i];
+        }
 #pragma unroll
         for (int stride = 16; stride > 0; stride /= 2) {
-            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, stride));
+#pragma unroll
+            for (int i = 0; i < kMine; ++i) {
+                most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], stride));
+            }
         }
-        const float weight = unit == 0.0f ? 0.0f : expf(x - most);
-        const float total = warp_sum(weight);
-        // A weight times the unit of its position, over the largest of the units.
-        const float lifted = __fmul_rn(weight, unit * (1.0f / largest_unit) * 8192.0f);
-        const __half high = __float2half_rn(lifted);
-        s_.weight_high[h][lane_] = high;
-        s_.weight_low[h][lane_] = __float2half_rn(lifted - __half2float(high));
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) {
+            const float weight = expf(x[i] - most[i]);
+            total[i] = unit == 0.0f ? 0.0f : weight;
+            const float lifted = __fmul_rn(total[i], up);
+            const __half high = __float2half_rn(lifted);
+            s_.weight_high[head + i][lane_] = high;
+            s_.weight_low[head + i][lane_] = __float2half_rn(lifted - __half2float(high));
+        }
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) total[i] = warp_sum(total[i]);
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) settle(tile, i, most[i], total[i]);
+    }
+    // What a tile's softmax of head i of this warp does to the row's.
+    __device__ void settle(int64_t tile, int i, float most, float total) {
+        const int h = warp_ * kMine + i;
         if (kWhole) {
             const Fold by = fold_scale(most_[i], most);
             most_[i] = by.after;
             total_[i] = fold(total_[i], by.keep, total, by.take);
-            if (lane_ != 0) return;
-            s_.keep[h] = by.keep;
-            s_.take[h] = by.take;
-            s_.total[h] = total_[i];
-        } else if (lane_ == 0) {
-            float* stats = args_.part_stats + (cell(h) * args_.tiles + tile) * 2;
-            stats[0] = most;
-            stats[1] = total;
+            if (lane_ == 0) s_.fold[h] = {by.keep, by.take};
+        } else if (lane_ == 0 && h < used_) {
+            *reinterpret_cast<float2*>(args_.part_stats + (cell(h) * args_.tiles + tile) * 2) = {
+                most, total};
         }
     }
 
@@ -306,41 +322,48 @@ class Attend {
     __device__ void take_in(int64_t tile, int g, int n, const float (&sum)[2][4]) {
         const float unit = s_.sum_unit;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int h = g * 16 + lane_ / 4 + i % 2 * 8;
-            const float x = __fmul_rn(sum[i / 2][i % 2 * 2], unit);
-            const float y = __fmul_rn(sum[i / 2][i % 2 * 2 + 1], unit);
-            if (kWhole) {
-                float* to = &sum_[g][n * 2 + i / 2][i % 2 * 2];
-                to[0] = fold(to[0], s_.keep[h], x, s_.take[h]);
-                to[1] = fold(to[1], s_.keep[h], y, s_.take[h]);
-            } else if (h < used_) {
-                store(args_.parts + (cell(h) * args_.tiles + tile) * r_, n * 2 + i / 2, x, y);
+        for (int half = 0; half < 2; ++half) {
+            const int h = g * 16 + lane_ / 4 + half * 8;
+            if (!kWhole && h >= used_) continue;
+            const float2 by = kWhole ? s_.fold[h] : float2{};
+            float* part = kWhole ? nullptr : args_.parts + (cell(h) * args_.tiles + tile) * r_;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float x = __fmul_rn(sum[i][half * 2], unit);
+                const float y = __fmul_rn(sum[i][half * 2 + 1], unit);
+                if (kWhole) {
+                    float* to = &sum_[g][n * 2 + i][half * 2];
+                    to[0] = fold(to[0], by.x, x, by.y);
+                    to[1] = fold(to[1], by.x, y, by.y);
+                } else {
+                    store(part, n * 2 + i, x, y);
+                }
             }
         }
     }
     // Two channels of those of n-tile n of this warp.
     __device__ void store(float* to, int n, float x, float y) {
         const int c = warp_ * kShare + n * 8 + lane_ % 4 * 2;
-        if (c + 1 < r_ && r_ % 2 == 0) {
-            *reinterpret_cast<float2*>(to + c) = {x, y};
-        } else {
-            if (c < r_) to[c] = x;
-            if (c + 1 < r_) to[c + 1] = y;
-        }
+        if (c < r_) *reinterpret_cast<float2*>(to + c) = {x, y};
     }
     __device__ void finish() {
 #pragma unroll
-        for (int i = 0; i < kGroups * (kShare / 8) * 2; ++i) {
-            const int n = i / 2 % (kShare / 8);
-            const int g = i / 2 / (kShare / 8);
-            const int h = g * 16 + lane_ / 4 + i % 2 * 8;
+        for (int i = 0; i < kMine; ++i) {
+            if (lane_ == 0) s_.total[warp_ * kMine + i] = total_[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kGroups * 2; ++i) {
+            const int h = i / 2 * 16 + lane_ / 4 + i % 2 * 8;
             if (h >= used_) continue;
-            const float* sum = &sum_[g][n][i % 2 * 2];
-            const bool any = set_.count > 0;
-            const float total = any ? s_.total[h] : 1.0f;
-            store(args_.sums + cell(h) * r_, n, any ? sum[0] / total : 0.0f,
-                  any ? sum[1] / total : 0.0f);
+            const float total = s_.total[h];
+#pragma unroll
+            for (int n = 0; n < kShare / 8; ++n) {
+                const float* sum = &sum_[i / 2][n][i % 2 * 2];
+                const bool any = set_.count > 0;
+                store(args_.sums + cell(h) * r_, n, any ? sum[0] / total : 0.0f,
+                      any ? sum[1] / total : 0.0f);
+            }
         }
     }
 
@@ -353,13 +376,13 @@ class Attend {
     const int32_t used_;  // heads that exist
     const int warp_;
     const int lane_;
-    const bool busy_;
-    const bool aligned_;
+    const bool busy_;     // its slice of the scores is of heads that exist
+    const bool aligned_;  // latents, to 16 bytes
     int64_t at_[kOwn];
     uint32_t query_[2][kSlice / 16][4];  // high, low
-    float query_unit_[kHeads / kWarps];  // times the scale of the scores
-    float most_[kHeads / kWarps] = {-INFINITY, -INFINITY};
-    float total_[kHeads / kWarps] = {};
+    float query_unit_[kMine];            // times the scale of the scores
+    float most_[kMine] = {-INFINITY, -INFINITY};
+    float total_[kMine] = {};
     float sum_[kGroups][kShare / 8][4] = {};
 };
 
