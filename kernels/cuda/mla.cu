@@ -130,13 +130,13 @@ __global__ void __launch_bounds__(kMergeThreads)
     let_next_kernel_start();
     __shared__ Step steps[kMergeThreads];
     __shared__ float largest[kMergeThreads / 32];
-    const int64_t r = args.params.latent_dim;
+    const int32_t r = args.params.latent_dim;
     const int64_t cell = int64_t{blockIdx.y} * args.params.heads + blockIdx.x;
     const int64_t c = (int64_t{blockIdx.z} * kMergeThreads + threadIdx.x) * 2;
     const Attended set = attended(args, args.first + blockIdx.y);
     const int64_t tiles = (set.count + kTile - 1) / kTile;
     const float* stats = args.part_stats + cell * args.tiles * 2;
-    const float* parts = args.parts + cell * args.tiles * r + min(c, r - 2);
+    const float* parts = args.parts + cell * args.tiles * r + min(c, int64_t{r} - 2);
     float carry = -INFINITY;
     float2 sum = {0.0f, 0.0f};
     float total = 0.0f;
@@ -239,23 +239,24 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct Sizes {
-    int64_t blocks;  // of `attend` for a row; 1: each takes a whole row, and there are no parts
-    int64_t tiles;
-    int64_t row;   // floats of scratch a row needs
-    int64_t rows;  // at once
+    int64_t parts;   // a row can have; 0: a thread block takes a whole row
+    int64_t row;     // floats of scratch a row needs
+    int64_t rows;    // at once
+    int64_t blocks;  // of `attend` for a row and 32 heads
 };
 Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params) {
     constexpr int kHeads = mla::Attend<true>::kHeads;
     const int64_t groups = (params.heads + kHeads - 1) / kHeads;
     const int64_t capacity = latents.cols / params.latent_dim;
     Sizes sizes{};
-    sizes.tiles = std::max<int64_t>((capacity + kTile - 1) / kTile, 1);
-    sizes.blocks = std::clamp<int64_t>(kBusy / std::max<int64_t>(rows * groups, 1), 1, sizes.tiles);
-    const int64_t parts = sizes.blocks == 1 ? 0 : sizes.tiles;
-    sizes.row = params.heads * (2 * int64_t{params.latent_dim} + parts * (params.latent_dim + 2));
+    const bool whole = rows * groups * 2 > kBusy;
+    sizes.parts = whole ? 0 : std::max<int64_t>((capacity + kTile - 1) / kTile, 1);
+    sizes.row =
+        params.heads * (2 * int64_t{params.latent_dim} + sizes.parts * (params.latent_dim + 2));
     const int64_t most = std::clamp<int64_t>(kScratchLimit / sizes.row, 1, 8192);
     const int64_t turns = std::max<int64_t>((rows + most - 1) / most, 1);
     sizes.rows = std::max<int64_t>((rows + turns - 1) / turns, 1);
+    sizes.blocks = whole ? 1 : std::clamp<int64_t>(kBusy / (sizes.rows * groups), 1, sizes.parts);
     return sizes;
 }
 
@@ -338,12 +339,12 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);
         Attention args = {out, query, kv_b, latents, selected, count, params, rows, first, used};
-        args.tiles = sizes.tiles;
+        args.tiles = sizes.parts;
         args.queries = scratch;
         args.sums = args.queries + used * params.heads * r;
-        if (sizes.blocks > 1) {
+        if (sizes.parts > 0) {
             args.parts = args.sums + used * params.heads * r;
-            args.part_stats = args.parts + used * params.heads * sizes.tiles * r;
+            args.part_stats = args.parts + used * params.heads * sizes.parts * r;
         }
         switch (kv_b.dtype) {
             case Dtype::bf16:

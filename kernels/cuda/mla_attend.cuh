@@ -64,14 +64,14 @@ class Attend {
         if (!kWhole && tile >= tiles) return;
         look_up(tile);
         clear();
-        fetch();
+        fetch(tile);
         look_up(tile + gridDim.x);
         load_queries();
         for (; tile < tiles; tile += gridDim.x) {
             __syncthreads();  // the tile before has been summed
             convert(tile);
             __syncthreads();
-            fetch();
+            fetch(tile + gridDim.x);
             look_up(tile + 2 * int64_t{gridDim.x});
             score();
             weigh(tile);
@@ -89,7 +89,7 @@ class Attend {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
             const int64_t p = tile * kTile + warp_ * kOwn + i;
-            at_[i] = p >= set_.count ? -1 : set_.list == nullptr ? p : set_.list[p];
+            at_[i] = p < set_.listed ? set_.list[p] : p;
         }
     }
     // What is never brought is zero.
@@ -107,10 +107,10 @@ class Attend {
     __device__ float4* piece(int i, int j) {
         return reinterpret_cast<float4*>(&s_.raw[warp_ * kOwn + i][channel(j)]);
     }
-    __device__ void fetch() {
+    __device__ void fetch(int64_t tile) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-            if (at_[i] < 0) continue;
+            if (tile * kTile + warp_ * kOwn + i >= set_.count) continue;
             const float* from = set_.latents + at_[i] * r_ + channel(0);
 #pragma unroll
             for (int j = 0; j < kPieces; ++j) {
