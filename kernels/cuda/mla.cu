@@ -87,6 +87,17 @@ __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant_
     }
 }
 
+// Sums of the latents: a row by one thread block for 32 heads, or by several, in parts.
+template <bool kWhole>
+__global__ void __launch_bounds__(mla::Attend<kWhole>::kThreads, 1)
+    attend_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    extern __shared__ __align__(16) unsigned char shared[];
+    using Shared = typename mla::Attend<kWhole>::Shared;
+    mla::Attend<kWhole>(args, *reinterpret_cast<Shared*>(shared)).run();
+}
+
 constexpr int kMergeThreads = 128;
 constexpr int kMergeLoads = 33;  // under way together: 2051 entries in two goes
 
@@ -134,17 +145,17 @@ __global__ void __launch_bounds__(kMergeThreads)
     const int64_t cell = int64_t{blockIdx.y} * args.params.heads + blockIdx.x;
     const int64_t c = (int64_t{blockIdx.z} * kMergeThreads + threadIdx.x) * 2;
     const Attended set = attended(args, args.first + blockIdx.y);
-    const int64_t tiles = (set.count + kTile - 1) / kTile;
+    const int32_t tiles = (set.count + kTile - 1) / kTile;
     const float* stats = args.part_stats + cell * args.tiles * 2;
     const float* parts = args.parts + cell * args.tiles * r + min(c, int64_t{r} - 2);
     float carry = -INFINITY;
     float2 sum = {0.0f, 0.0f};
     float total = 0.0f;
-    for (int64_t base = 0; base < tiles; base += kMergeThreads) {
-        const int here = static_cast<int>(min(int64_t{kMergeThreads}, tiles - base));
+    for (int32_t base = 0; base < tiles; base += kMergeThreads) {
+        const int here = min(kMergeThreads, tiles - base);
         float2 part[kMergeLoads];
         const auto load = [&](int from) {
-            const float* at = parts + (base + from) * r;
+            const float* at = parts + int64_t{base + from} * r;
 #pragma unroll
             for (int i = 0; i < kMergeLoads; ++i) {
                 if (from + i < here) part[i] = *reinterpret_cast<const float2*>(at + i * r);
@@ -260,12 +271,11 @@ Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params)
     return sizes;
 }
 
-// Sums of the latents: each row by one thread block for 32 heads, or by `blocks` and a merge.
 void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
                     LaunchStream stream) {
     const auto launch = [&](auto whole) {
         using Attend = mla::Attend<decltype(whole)::value>;
-        const auto kernel = mla::attend_kernel<decltype(whole)::value>;
+        const auto kernel = attend_kernel<decltype(whole)::value>;
         constexpr auto kShared = static_cast<int>(sizeof(typename Attend::Shared));
         kernels.allow_shared(kernel, kShared);
         const dim3 grid(

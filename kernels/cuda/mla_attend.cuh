@@ -4,7 +4,6 @@
 // product of the two small terms is left out: as good as fp32.
 #pragma once
 
-#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/mla_tile.cuh"
 #include "kernels/cuda/reduce.cuh"
 
@@ -27,17 +26,17 @@ class Attend {
     static constexpr int kOwn = kTile / kWarps;          // positions a warp brings
     static constexpr int kPieces = kMaxLatent / 128;     // of 16 bytes a lane brings of each
     static constexpr int kPitch = kMaxLatent + 8;        // ldmatrix: rows in different banks
-    static constexpr int kWeightPitch = kTile + 8;
-    static constexpr int kScorePitch = kTile + 8;
+    static constexpr int kTilePitch = kTile + 8;
+    static_assert(kMine == 2 && kGroups == 2);
 
   public:
     struct Shared {
         __half high[kTile][kPitch];  // latents over `unit`
         __half low[kTile][kPitch];
         float raw[kTile][kMaxLatent];  // latents of the next tile as they come
-        float scores[kSlices / 2][kHeads][kScorePitch];
-        __half weight_high[kHeads][kWeightPitch];
-        __half weight_low[kHeads][kWeightPitch];
+        float scores[kSlices / 2][kHeads][kTilePitch];
+        __half weight_high[kHeads][kTilePitch];
+        __half weight_low[kHeads][kTilePitch];
         float unit[kTile];  // 0: no such position
         float query_most[kSlices][kHeads];
         float2 fold[kHeads];  // what of the sums so far is kept, what of the tile is taken
@@ -59,24 +58,29 @@ class Attend {
           aligned_(reinterpret_cast<uintptr_t>(set_.latents) % 16 == 0) {}
 
     __device__ void run() {
-        const int64_t tiles = (set_.count + kTile - 1) / kTile;
-        int64_t tile = blockIdx.x;
+        const int32_t tiles = (set_.count + kTile - 1) / kTile;
+        auto tile = static_cast<int32_t>(blockIdx.x);
+        const auto step = static_cast<int32_t>(gridDim.x);
         if (!kWhole && tile >= tiles) return;
         look_up(tile);
         clear();
         fetch(tile);
-        look_up(tile + gridDim.x);
+        look_up(tile + step);
         load_queries();
-        for (; tile < tiles; tile += gridDim.x) {
+        for (; tile < tiles; tile += step) {
             __syncthreads();  // the tile before has been summed
             convert(tile);
             __syncthreads();
-            fetch(tile + gridDim.x);
-            look_up(tile + 2 * int64_t{gridDim.x});
+            fetch(tile + step);
+            look_up(tile + 2 * step);
             score();
             weigh(tile);
             __syncthreads();
-            add_up(tile);
+            if (used_ > 16) {
+                add_up<kGroups>(tile);
+            } else {
+                add_up<1>(tile);
+            }
         }
         if (kWhole) finish();
     }
@@ -85,10 +89,10 @@ class Attend {
     __device__ int64_t cell(int h) const { return row_ * args_.params.heads + head_ + h; }
 
     // Where the latents of this warp's entries of a tile lie.
-    __device__ void look_up(int64_t tile) {
+    __device__ void look_up(int32_t tile) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-            const int64_t p = tile * kTile + warp_ * kOwn + i;
+            const int32_t p = tile * kTile + warp_ * kOwn + i;
             at_[i] = p < set_.listed ? set_.list[p] : p;
         }
     }
@@ -107,20 +111,24 @@ class Attend {
     __device__ float4* piece(int i, int j) {
         return reinterpret_cast<float4*>(&s_.raw[warp_ * kOwn + i][channel(j)]);
     }
-    __device__ void fetch(int64_t tile) {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
-            if (tile * kTile + warp_ * kOwn + i >= set_.count) continue;
-            const float* from = set_.latents + at_[i] * r_ + channel(0);
-#pragma unroll
-            for (int j = 0; j < kPieces; ++j) {
-                if (channel(j) >= r_) continue;
-                if (aligned_) {
-                    copy_async_16(piece(i, j), from + j * 128);
-                } else {
-                    const float* at = from + j * 128;
+    __device__ void fetch(int32_t tile) {
+        const auto here = [&](int i) { return tile * kTile + warp_ * kOwn + i < set_.count; };
+        const auto from = [&](int i) { return set_.latents + int64_t{at_[i]} * r_ + channel(0); };
+        if (!aligned_) {
+            for (int i = 0; i < kOwn && here(i); ++i) {
+                const float* at = from(i);
+                for (int j = 0; channel(j) < r_; ++j, at += 128) {
                     *piece(i, j) = {at[0], at[1], at[2], at[3]};
                 }
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const float* at = from(i);
+#pragma unroll
+            for (int j = 0; j < kPieces; ++j) {
+                if (here(i) && channel(j) < r_) copy_async_16(piece(i, j), at + j * 128);
             }
         }
         copy_async_commit();
@@ -169,7 +177,7 @@ class Attend {
     }
 
     // Latents as two terms of fp16 over a power of two of each position.
-    __device__ void convert(int64_t tile) {
+    __device__ void convert(int32_t tile) {
         copy_async_wait<0>();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
@@ -237,7 +245,7 @@ class Attend {
     }
 
     // The softmax of a tile, the heads of this warp; a lane per position.
-    __device__ void weigh(int64_t tile) {
+    __device__ void weigh(int32_t tile) {
         const int head = warp_ * kMine;
         if (head >= used_) return;
         const float unit = s_.unit[lane_];
@@ -277,7 +285,7 @@ class Attend {
         for (int i = 0; i < kMine; ++i) settle(tile, i, most[i], total[i]);
     }
     // What a tile's softmax of head i of this warp does to the row's.
-    __device__ void settle(int64_t tile, int i, float most, float total) {
+    __device__ void settle(int32_t tile, int i, float most, float total) {
         const int h = warp_ * kMine + i;
         if (kWhole) {
             const Fold by = fold_scale(most_[i], most);
@@ -291,12 +299,15 @@ class Attend {
     }
 
     // Weights times latents, kShare channels of a warp.
-    __device__ void add_up(int64_t tile) {
+    template <int kUsedGroups>
+    __device__ void add_up(int32_t tile) {
+        // Where the part of head lane / 4 lies.
+        float* part = kWhole ? nullptr : args_.parts + (cell(lane_ / 4) * args_.tiles + tile) * r_;
         const int row = lane_ / 8 % 2 * 8 + lane_ % 8;
         const int column = lane_ / 16 * 8;
 #pragma unroll
         for (int n = 0; n < kShare / 16; ++n) {
-            float sum[kGroups][2][4] = {};
+            float sum[kUsedGroups][2][4] = {};
 #pragma unroll
             for (int k = 0; k < kTile / 16; ++k) {
                 uint32_t high[4], low[4];
@@ -304,8 +315,7 @@ class Attend {
                 load_transposed(high, &s_.high[k * 16 + row][c]);
                 load_transposed(low, &s_.low[k * 16 + row][c]);
 #pragma unroll
-                for (int g = 0; g < kGroups; ++g) {
-                    if (g * 16 >= used_) continue;
+                for (int g = 0; g < kUsedGroups; ++g) {
                     uint32_t a_high[4], a_low[4];
                     load_matrices(a_high, &s_.weight_high[g * 16 + row][k * 16 + column]);
                     load_matrices(a_low, &s_.weight_low[g * 16 + row][k * 16 + column]);
@@ -316,17 +326,18 @@ class Attend {
                 }
             }
 #pragma unroll
-            for (int g = 0; g < kGroups; ++g) take_in(tile, g, n, sum[g]);
+            for (int g = 0; g < kUsedGroups; ++g) take_in(part, g, n, sum[g]);
+            __syncwarp();  // the next loads stay behind: registers are few
         }
     }
-    __device__ void take_in(int64_t tile, int g, int n, const float (&sum)[2][4]) {
+    __device__ void take_in(float* part, int g, int n, const float (&sum)[2][4]) {
         const float unit = s_.sum_unit;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int h = g * 16 + lane_ / 4 + half * 8;
+            const int more = g * 16 + half * 8;
+            const int h = lane_ / 4 + more;
             if (!kWhole && h >= used_) continue;
             const float2 by = kWhole ? s_.fold[h] : float2{};
-            float* part = kWhole ? nullptr : args_.parts + (cell(h) * args_.tiles + tile) * r_;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const float x = __fmul_rn(sum[i][half * 2], unit);
@@ -336,7 +347,7 @@ class Attend {
                     to[0] = fold(to[0], by.x, x, by.y);
                     to[1] = fold(to[1], by.x, y, by.y);
                 } else {
-                    store(part, n * 2 + i, x, y);
+                    store(part + more * args_.tiles * r_, n * 2 + i, x, y);
                 }
             }
         }
@@ -347,10 +358,7 @@ class Attend {
         if (c < r_) *reinterpret_cast<float2*>(to + c) = {x, y};
     }
     __device__ void finish() {
-#pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-            if (lane_ == 0) s_.total[warp_ * kMine + i] = total_[i];
-        }
+        if (lane_ < kMine) s_.total[warp_ * kMine + lane_] = lane_ == 0 ? total_[0] : total_[1];
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kGroups * 2; ++i) {
@@ -378,22 +386,12 @@ class Attend {
     const int lane_;
     const bool busy_;     // its slice of the scores is of heads that exist
     const bool aligned_;  // latents, to 16 bytes
-    int64_t at_[kOwn];
+    int32_t at_[kOwn];
     uint32_t query_[2][kSlice / 16][4];  // high, low
     float query_unit_[kMine];            // times the scale of the scores
     float most_[kMine] = {-INFINITY, -INFINITY};
     float total_[kMine] = {};
     float sum_[kGroups][kShare / 8][4] = {};
 };
-
-template <bool kWhole>
-__global__ void __launch_bounds__(Attend<kWhole>::kThreads, 1)
-    attend_kernel(const __grid_constant__ Attention args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    extern __shared__ __align__(16) unsigned char shared[];
-    using Shared = typename Attend<kWhole>::Shared;
-    Attend<kWhole>(args, *reinterpret_cast<Shared*>(shared)).run();
-}
 
 }  // namespace quadrille::cuda::mla

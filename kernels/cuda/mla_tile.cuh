@@ -38,14 +38,14 @@ struct Attended {
     const float* latents;
     const int32_t* list;
     int32_t listed;  // entries of `list`, read before the slot is known; < 0: 0 .. count - 1
-    int64_t count;   // 0: a row of padding
+    int32_t count;   // 0: a row of padding
 };
 __device__ __forceinline__ Attended attended(const Attention& args, int64_t row) {
     const int32_t listed = args.count[row];
     const int32_t i = args.rows.row_sequence[row];
     const int64_t slot = args.rows.slot[i];
-    const int64_t all = int64_t{args.rows.position[i]} + row - args.rows.begin[i] + 1;
-    const int64_t count = listed < 0 ? all : listed;
+    const int32_t all = args.rows.position[i] + static_cast<int32_t>(row) - args.rows.begin[i] + 1;
+    const int32_t count = listed < 0 ? all : listed;
     return {args.latents.data + max(slot, int64_t{0}) * args.latents.stride,
             args.selected.data + row * args.selected.stride, listed, slot < 0 ? 0 : count};
 }
