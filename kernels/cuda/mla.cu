@@ -277,6 +277,8 @@ void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
         using Attend = mla::Attend<decltype(whole)::value>;
         const auto kernel = attend_kernel<decltype(whole)::value>;
         constexpr auto kShared = static_cast<int>(sizeof(typename Attend::Shared));
+        require(kShared <= kernels.shared_limit(),
+                "mla_attention: a GPU with 160 KB of shared memory for a thread block");
         kernels.allow_shared(kernel, kShared);
         const dim3 grid(
             static_cast<unsigned>(blocks),
