@@ -230,6 +230,7 @@ class Backend {
                               const IndexParams& params, const Rows& rows) = 0;
     // out (m, heads * value_dim), query (m, heads * key_dim); kv_b native
     // (heads * (key_dim + value_dim), r), per head keys first; latents as latent_append.
+    // No row attends to more positions than `selected` has columns.
     virtual void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                                View<const float> latents, View<const int32_t> selected,
                                const int32_t* count, const MlaParams& params, const Rows& rows) = 0;

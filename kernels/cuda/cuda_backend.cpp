@@ -239,7 +239,7 @@ void CudaBackend::mla_attention(View<float> out, View<const float> query, const 
                                 const int32_t* count, const MlaParams& params, const Rows& rows) {
     Workspace::Scope scope(workspace_);
     cuda::mla_attention(out, query, kv_b, latents, selected, count, params, rows,
-                        scope.take<float>(mla_scratch(rows.m, latents, params)), kernels_,
+                        scope.take<float>(mla_scratch(rows.m, selected.cols, params)), kernels_,
                         stream_.get());
 }
 

@@ -88,14 +88,14 @@ __global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant_
 }
 
 // Sums of the latents: a row by one thread block for 32 heads, or by several, in parts.
-template <bool kWhole>
-__global__ void __launch_bounds__(mla::Attend<kWhole>::kThreads, 1)
+template <bool kWhole, bool kAhead>
+__global__ void __launch_bounds__(mla::kAttendThreads, 1)
     attend_kernel(const __grid_constant__ Attention args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
     extern __shared__ __align__(16) unsigned char shared[];
-    using Shared = typename mla::Attend<kWhole>::Shared;
-    mla::Attend<kWhole>(args, *reinterpret_cast<Shared*>(shared)).run();
+    using Attend = mla::Attend<kWhole, kAhead>;
+    Attend(args, *reinterpret_cast<typename Attend::Shared*>(shared)).run();
 }
 
 constexpr int kMergeThreads = 128;
@@ -255,13 +255,13 @@ struct Sizes {
     int64_t rows;    // at once
     int64_t blocks;  // of `attend` for a row and 32 heads
 };
-Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params) {
-    constexpr int kHeads = mla::Attend<true>::kHeads;
+// width: the most positions of a row.
+Sizes sizes_of(int64_t rows, int64_t width, const MlaParams& params) {
+    constexpr int kHeads = mla::kHeads;
     const int64_t groups = (params.heads + kHeads - 1) / kHeads;
-    const int64_t capacity = latents.cols / params.latent_dim;
     Sizes sizes{};
     const bool whole = rows * groups * 2 > kBusy;
-    sizes.parts = whole ? 0 : std::max<int64_t>((capacity + kTile - 1) / kTile, 1);
+    sizes.parts = whole ? 0 : std::max<int64_t>((width + kTile - 1) / kTile, 1);
     sizes.row =
         params.heads * (2 * int64_t{params.latent_dim} + sizes.parts * (params.latent_dim + 2));
     const int64_t most = std::clamp<int64_t>(kScratchLimit / sizes.row, 1, 8192);
@@ -271,23 +271,27 @@ Sizes sizes_of(int64_t rows, View<const float> latents, const MlaParams& params)
     return sizes;
 }
 
+template <bool kWhole, bool kAhead>
+void launch_attend(const Attention& args, int64_t blocks, KernelSet& kernels, LaunchStream stream) {
+    const auto kernel = attend_kernel<kWhole, kAhead>;
+    constexpr auto kShared = static_cast<int>(sizeof(typename mla::Attend<kWhole, kAhead>::Shared));
+    static_assert(kAhead || kShared <= 98 * 1024);  // what the smallest devices have
+    if constexpr (kAhead) {
+        if (kShared > kernels.shared_limit()) {
+            return launch_attend<kWhole, false>(args, blocks, kernels, stream);
+        }
+    }
+    kernels.allow_shared(kernel, kShared);
+    const int32_t groups = (args.params.heads + mla::kHeads - 1) / mla::kHeads;
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(groups),
+                    static_cast<unsigned>(args.used));
+    launch_dependent(kernel, grid, mla::kAttendThreads, kShared, stream, args);
+}
+
 void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
                     LaunchStream stream) {
-    const auto launch = [&](auto whole) {
-        using Attend = mla::Attend<decltype(whole)::value>;
-        const auto kernel = attend_kernel<decltype(whole)::value>;
-        constexpr auto kShared = static_cast<int>(sizeof(typename Attend::Shared));
-        require(kShared <= kernels.shared_limit(),
-                "mla_attention: a GPU with 160 KB of shared memory for a thread block");
-        kernels.allow_shared(kernel, kShared);
-        const dim3 grid(
-            static_cast<unsigned>(blocks),
-            static_cast<unsigned>((args.params.heads + Attend::kHeads - 1) / Attend::kHeads),
-            static_cast<unsigned>(args.used));
-        launch_dependent(kernel, grid, Attend::kThreads, kShared, stream, args);
-    };
-    if (args.parts == nullptr) return launch(std::true_type());
-    launch(std::false_type());
+    if (args.parts == nullptr) return launch_attend<true, true>(args, blocks, kernels, stream);
+    launch_attend<false, true>(args, blocks, kernels, stream);
     const dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(args.used),
                     static_cast<unsigned>((args.params.latent_dim + 2 * kMergeThreads - 1) /
                                           (2 * kMergeThreads)));
@@ -328,8 +332,8 @@ void latent_append(View<float> latents, View<const float> latent, const Rows& ro
                      latent, rows);
 }
 
-int64_t mla_scratch(int64_t rows, View<const float> latents, const MlaParams& params) {
-    const Sizes sizes = sizes_of(rows, latents, params);
+int64_t mla_scratch(int64_t rows, int64_t width, const MlaParams& params) {
+    const Sizes sizes = sizes_of(rows, width, params);
     return sizes.row * sizes.rows;
 }
 
@@ -347,7 +351,7 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
             "mla_attention: out (m, heads value_dim), query (m, heads key_dim)");
     require(r <= kMaxLatent && r % 4 == 0,
             "mla_attention: latents of at most 512 numbers, a multiple of 4, on a GPU");
-    const Sizes sizes = sizes_of(rows.m, latents, params);
+    const Sizes sizes = sizes_of(rows.m, selected.cols, params);
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);
         Attention args = {out, query, kv_b, latents, selected, count, params, rows, first, used};

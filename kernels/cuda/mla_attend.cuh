@@ -10,14 +10,10 @@
 namespace quadrille::cuda::mla {
 
 // kHeads heads of one row: all its tiles (kWhole), or every gridDim.x-th, each a part of its own.
-template <bool kWhole>
+// kAhead: there is shared memory for the latents of the next tile.
+template <bool kWhole, bool kAhead>
 class Attend {
-  public:
-    static constexpr int kThreads = 512;
-    static constexpr int kHeads = 32;
-
-  private:
-    static constexpr int kWarps = kThreads / 32;
+    static constexpr int kWarps = kAttendThreads / 32;
     static constexpr int kGroups = kHeads / 16;          // of heads, the rows of an mma
     static constexpr int kSlices = kWarps / kGroups;     // of the channels, for scores
     static constexpr int kSlice = kMaxLatent / kSlices;  // channels
@@ -33,7 +29,7 @@ class Attend {
     struct Shared {
         __half high[kTile][kPitch];  // latents over `unit`
         __half low[kTile][kPitch];
-        float raw[kTile][kMaxLatent];  // latents of the next tile as they come
+        float raw[kAhead ? kTile : 1][kMaxLatent];  // latents of the next tile as they come
         float scores[kSlices / 2][kHeads][kTilePitch];
         __half weight_high[kHeads][kTilePitch];
         __half weight_low[kHeads][kTilePitch];
@@ -63,7 +59,6 @@ class Attend {
         const auto step = static_cast<int32_t>(gridDim.x);
         if (!kWhole && tile >= tiles) return;
         look_up(tile);
-        clear();
         fetch(tile);
         look_up(tile + step);
         load_queries();
@@ -96,14 +91,6 @@ class Attend {
             at_[i] = p < set_.listed ? set_.list[p] : p;
         }
     }
-    // What is never brought is zero.
-    __device__ void clear() {
-#pragma unroll
-        for (int i = 0; i < kOwn * kPieces; ++i) {
-            if (channel(i % kPieces) < r_) continue;
-            *piece(i / kPieces, i % kPieces) = {0.0f, 0.0f, 0.0f, 0.0f};
-        }
-    }
     __device__ int channel(int j) const {
         return 4 * (lane_ + 32 * j);
     }
@@ -113,25 +100,35 @@ class Attend {
     }
     __device__ void fetch(int32_t tile) {
         const auto here = [&](int i) { return tile * kTile + warp_ * kOwn + i < set_.count; };
-        const auto from = [&](int i) { return set_.latents + int64_t{at_[i]} * r_ + channel(0); };
-        if (!aligned_) {
-            for (int i = 0; i < kOwn && here(i); ++i) {
-                const float* at = from(i);
-                for (int j = 0; channel(j) < r_; ++j, at += 128) {
-                    *piece(i, j) = {at[0], at[1], at[2], at[3]};
-                }
-            }
-            return;
-        }
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-            const float* at = from(i);
+            from_[i] = set_.latents + int64_t{here(i) ? at_[i] : 0} * r_ + channel(0);
+        }
+        if constexpr (!kAhead) return;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
             for (int j = 0; j < kPieces; ++j) {
-                if (here(i) && channel(j) < r_) copy_async_16(piece(i, j), at + j * 128);
+                if (!here(i) || channel(j) >= r_) continue;
+                if (aligned_) {
+                    copy_async_16(piece(i, j), from_[i] + j * 128);
+                } else {
+                    *piece(i, j) = plain(i, j);
+                }
             }
         }
         copy_async_commit();
+    }
+
+    __device__ float4 plain(int i, int j) const {
+        const float* at = from_[i] + j * 128;
+        if (aligned_) return *reinterpret_cast<const float4*>(at);
+        return {at[0], at[1], at[2], at[3]};
+    }
+    __device__ float4 taken(int i, int j) {
+        if (channel(j) >= r_) return {0.0f, 0.0f, 0.0f, 0.0f};
+        if constexpr (kAhead) return *piece(i, j);
+        return plain(i, j);
     }
 
     // The fragments of 16 heads and one slice of the channels, over a power of two of each head.
@@ -178,7 +175,7 @@ class Attend {
 
     // Latents as two terms of fp16 over a power of two of each position.
     __device__ void convert(int32_t tile) {
-        copy_async_wait<0>();
+        if constexpr (kAhead) copy_async_wait<0>();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
             const int p = warp_ * kOwn + i;
@@ -187,7 +184,7 @@ class Attend {
             float most = 0.0f;
 #pragma unroll
             for (int j = 0; j < kPieces; ++j) {
-                x[j] = exists ? *piece(i, j) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+                x[j] = exists ? taken(i, j) : float4{0.0f, 0.0f, 0.0f, 0.0f};
                 most = fmaxf(most, fmaxf(fmaxf(fabsf(x[j].x), fabsf(x[j].y)),
                                          fmaxf(fabsf(x[j].z), fabsf(x[j].w))));
             }
@@ -387,6 +384,7 @@ class Attend {
     const bool busy_;     // its slice of the scores is of heads that exist
     const bool aligned_;  // latents, to 16 bytes
     int32_t at_[kOwn];
+    const float* from_[kOwn];            // of the tile that is fetched
     uint32_t query_[2][kSlice / 16][4];  // high, low
     float query_unit_[kMine];            // times the scale of the scores
     float most_[kMine] = {-INFINITY, -INFINITY};

@@ -15,6 +15,8 @@ namespace quadrille::cuda::mla {
 
 constexpr int kTile = 32;  // list entries with a softmax of their own
 constexpr int kMaxLatent = 512;
+constexpr int kAttendThreads = 512;
+constexpr int kHeads = 32;  // of a thread block of `attend`
 
 struct Attention {
     View<float> out;
@@ -45,7 +47,7 @@ __device__ __forceinline__ Attended attended(const Attention& args, int64_t row)
     const int32_t i = args.rows.row_sequence[row];
     const int64_t slot = args.rows.slot[i];
     const int32_t all = args.rows.position[i] + static_cast<int32_t>(row) - args.rows.begin[i] + 1;
-    const int32_t count = listed < 0 ? all : listed;
+    const int32_t count = min(listed < 0 ? all : listed, static_cast<int32_t>(args.selected.cols));
     return {args.latents.data + max(slot, int64_t{0}) * args.latents.stride,
             args.selected.data + row * args.selected.stride, listed, slot < 0 ? 0 : count};
 }

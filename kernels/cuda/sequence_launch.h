@@ -49,7 +49,8 @@ void index_select(View<int32_t> selected, int32_t* count, View<const float> quer
 void latent_append(View<float> latents, View<const float> latent, const Rows& rows,
                    LaunchStream stream);
 // scratch: mla_scratch(...) floats.
-int64_t mla_scratch(int64_t rows, View<const float> latents, const MlaParams& params);
+// width: columns of `selected`, no fewer than the positions of any row.
+int64_t mla_scratch(int64_t rows, int64_t width, const MlaParams& params);
 void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                    View<const float> latents, View<const int32_t> selected, const int32_t* count,
                    const MlaParams& params, const Rows& rows, float* scratch, KernelSet& kernels,
