@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a DFlash2 draft block over the context ring, in fp32. The positions that the block
 // may see are cut at multiples of kPositions: a thread block weighs one piece for 32 queries that
-// share its keys and values (the rows and heads of a key head), then a second kernel adds the
-// pieces of a row in order. So the arithmetic of a row depends on its position only.
+// share its keys and values (the rows and heads of a key head), then a second kernel
+// (draft_attention.cu) adds the pieces of a row in order. So the arithmetic of a row depends on its
+// position only.
 #pragma once
 
 #include "kernels/cuda/dependent_launch.h"
@@ -21,11 +22,12 @@ struct Attention {
     DraftCache cache;
     DraftAttentionParams params;
     Rows rows;
-    const float* queries;      // (rows, heads, d) normed and rotated
-    const float* keys;         // (rows, kv_heads, d)
-    int32_t first = 0;         // sequences from this one on
-    int32_t pieces = 0;        // the most of a sequence
-    float* sums = nullptr;     // (sequences, heads, block, pieces, d), not divided by the totals
+    const float* queries;   // (rows, heads, d) normed and rotated
+    const float* keys;      // (rows, kv_heads, d)
+    int32_t first = 0;      // sequences from this one on
+    int32_t pieces = 0;     // the most of a sequence
+    bool aligned = false;   // every row of keys, values and queries to 16 bytes, d a multiple of 4
+    float* sums = nullptr;  // (sequences, heads, block, pieces, d), not divided by the totals
     float2* totals = nullptr;  // (sequences, heads, block, pieces): largest score, sum of weights
 };
 
@@ -55,13 +57,19 @@ __device__ __forceinline__ int64_t piece_at(const Attention& args, int32_t seque
     return (of_head * args.params.block + row) * args.pieces + piece;
 }
 
-// Four channels from `from` on, zeros behind the last.
+// Four channels from `from` on, zeros behind the last; nullptr: zeros.
+template <bool kAligned>
 __device__ __forceinline__ float4 load_channels(const float* from, int32_t left) {
-    if (left >= 4 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-        return *reinterpret_cast<const float4*>(from);
+    float4 v = {};
+    if constexpr (kAligned) {
+        if (from != nullptr && left > 0) v = *reinterpret_cast<const float4*>(from);
+    } else if (from != nullptr) {
+        if (left > 0) v.x = from[0];
+        if (left > 1) v.y = from[1];
+        if (left > 2) v.z = from[2];
+        if (left > 3) v.w = from[3];
     }
-    return {left > 0 ? from[0] : 0.0f, left > 1 ? from[1] : 0.0f, left > 2 ? from[2] : 0.0f,
-            left > 3 ? from[3] : 0.0f};
+    return v;
 }
 
 class PieceKernel {
@@ -97,15 +105,23 @@ class PieceKernel {
         start_ = (pieces.first() + piece) * kPositions;
         locate(start_ + thread(), pieces);
         __syncthreads();
-        score();
-        __syncthreads();
-        soften(piece);
-        __syncthreads();
-        weigh(piece);
+        if (args_.aligned) {
+            attend<true>(piece);
+        } else {
+            attend<false>(piece);
+        }
     }
 
   private:
     static __device__ int thread() { return static_cast<int>(threadIdx.x); }
+    template <bool kAligned>
+    __device__ void attend(int32_t piece) {
+        score<kAligned>();
+        __syncthreads();
+        soften(piece);
+        __syncthreads();
+        weigh<kAligned>(piece);
+    }
     __device__ int32_t queries() const { return group_ * args_.params.block; }
     __device__ int32_t row_of(int32_t query) const { return query / group_; }
     __device__ int32_t head_of(int32_t query) const { return kv_head_ * group_ + query % group_; }
@@ -136,33 +152,41 @@ class PieceKernel {
         s_.value[thread()] = value;
     }
 
-    // Channels [first, first + kChunk) of the queries and of the keys, turned.
+    // Channels [first, first + kChunk) of the queries and of the keys, turned. All loads of a
+    // thread are under way together.
+    template <bool kAligned>
     __device__ void load_chunk(int32_t first) {
+        constexpr int kRows = kAttendThreads / 8;
+        constexpr int kPer = kPositions / kRows;
         const int32_t channel = thread() % 8 * 4;
         const int32_t left = d_ - first - channel;
         const int32_t query = first_query_ + thread() / 8;
-        float4 v = {};
+        const float* from = nullptr;
         if (query < queries()) {
             const int64_t row = int64_t{sequence_} * args_.params.block + row_of(query);
-            const int64_t at = (row * args_.params.heads + head_of(query)) * d_;
-            v = load_channels(args_.queries + at + first + channel, left);
+            from =
+                args_.queries + (row * args_.params.heads + head_of(query)) * d_ + first + channel;
         }
-        const auto turn = [&](auto& to, int32_t column) {
-            to[channel][column] = v.x;
-            to[channel + 1][column] = v.y;
-            to[channel + 2][column] = v.z;
-            to[channel + 3][column] = v.w;
+        float4 v[kPer + 1];
+        v[kPer] = load_channels<kAligned>(from, left);
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+            const float* key = s_.key[i * kRows + thread() / 8];
+            v[i] = load_channels<kAligned>(key == nullptr ? key : key + first + channel, left);
+        }
+        const auto turn = [&](auto& to, int32_t column, const float4& four) {
+            to[channel][column] = four.x;
+            to[channel + 1][column] = four.y;
+            to[channel + 2][column] = four.z;
+            to[channel + 3][column] = four.w;
         };
-        turn(s_.queries, thread() / 8);
-#pragma unroll 4
-        for (int32_t p = thread() / 8; p < kPositions; p += kAttendThreads / 8) {
-            const float* key = s_.key[p];
-            v = key == nullptr ? float4{} : load_channels(key + first + channel, left);
-            turn(s_.keys, p);
-        }
+        turn(s_.queries, thread() / 8, v[kPer]);
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) turn(s_.keys, i * kRows + thread() / 8, v[i]);
     }
 
     // Scores of 8 queries and 4 positions a thread.
+    template <bool kAligned>
     __device__ void score() {
         const int32_t column = thread() % 64 * 4;
         const int32_t query = thread() / 64 * 8;
@@ -170,7 +194,7 @@ class PieceKernel {
 #pragma unroll 1
         for (int32_t first = 0; first < d_; first += kChunk) {
             if (first > 0) __syncthreads();
-            load_chunk(first);
+            load_chunk<kAligned>(first);
             __syncthreads();
 #pragma unroll 8
             for (int c = 0; c < kChunk; ++c) {
@@ -246,31 +270,49 @@ class PieceKernel {
     }
 
     // Sums of values: 8 queries and 4 channels a thread, which takes every shares-th position.
+    template <bool kAligned>
     __device__ void weigh(int32_t piece) {
+        constexpr int kBatch = 8;           // values under way together
         const int32_t wide = (d_ + 3) / 4;  // threads for the channels
         const int32_t shares = kAttendThreads / (4 * wide);
         const int32_t channel = thread() % wide * 4;
         const int32_t query = thread() / wide % 4 * 8;
         const int32_t share = thread() / (4 * wide);
         float sum[8][4] = {};
-        if (share < shares) {
-#pragma unroll 4
-            for (int32_t p = share; p < kPositions; p += shares) {
-                const float* from = s_.value[p];
-                if (from == nullptr) continue;
-                const float4 v = load_channels(from + channel, d_ - channel);
+#pragma unroll 1
+        for (int32_t first = share; first < kPositions && share < shares;
+             first += kBatch * shares) {
+            float4 v[kBatch];
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+                const int32_t p = first + b * shares;
+                const float* from = p < kPositions ? s_.value[p] : nullptr;
+                v[b] =
+                    load_channels<kAligned>(from == nullptr ? from : from + channel, d_ - channel);
+            }
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+                const int32_t p = min(first + b * shares, kPositions - 1);
                 const float4 low = *reinterpret_cast<const float4*>(&s_.weights[p][query]);
                 const float4 high = *reinterpret_cast<const float4*>(&s_.weights[p][query + 4]);
                 const float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    sum[i][0] += w[i] * v.x;
-                    sum[i][1] += w[i] * v.y;
-                    sum[i][2] += w[i] * v.z;
-                    sum[i][3] += w[i] * v.w;
+                    sum[i][0] += w[i] * v[b].x;
+                    sum[i][1] += w[i] * v[b].y;
+                    sum[i][2] += w[i] * v[b].z;
+                    sum[i][3] += w[i] * v[b].w;
                 }
             }
         }
+        keep_sums(piece, sum, share, shares);
+    }
+
+    // The sums of the shares of thread share 0, which adds them.
+    __device__ void keep_sums(int32_t piece, float (&sum)[8][4], int32_t share, int32_t shares) {
+        const int32_t wide = (d_ + 3) / 4;
+        const int32_t channel = thread() % wide * 4;
+        const int32_t query = thread() / wide % 4 * 8;
         // The keys are done with.
         float* kept = &s_.keys[0][0] + (query * wide * 4 + channel);
         if (share > 0 && share < shares) {
@@ -327,44 +369,6 @@ __global__ void __launch_bounds__(kAttendThreads)
     let_next_kernel_start();
     extern __shared__ __align__(16) unsigned char shared[];
     PieceKernel(args, *reinterpret_cast<PieceKernel::Shared*>(shared)).run();
-}
-
-// One row of one head: the pieces against the largest of all scores, added in order. A thread a
-// channel; shared: a factor for each piece.
-__global__ void __launch_bounds__(kAttendThreads)
-    add_pieces_kernel(const __grid_constant__ Attention args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    extern __shared__ __align__(16) float factors[];
-    const int32_t d = args.params.head_dim;
-    const auto head = static_cast<int32_t>(blockIdx.x);
-    const auto j = static_cast<int32_t>(blockIdx.y);
-    const int32_t sequence = args.first + static_cast<int32_t>(blockIdx.z);
-    const int64_t row = int64_t{sequence} * args.params.block + j;
-    float* out = args.out.data + row * args.out.stride + int64_t{head} * d;
-    const auto c = static_cast<int32_t>(threadIdx.x);
-    if (args.rows.slot[sequence] < 0) {
-        if (c < d) out[c] = 0.0f;
-        return;
-    }
-    const int32_t count = Pieces(args, sequence).count();
-    const int64_t first = piece_at(args, sequence, head, j, 0);
-    const float2* totals = args.totals + first;
-    float most = -INFINITY;
-    for (int32_t p = 0; p < count; ++p) most = fmaxf(most, totals[p].x);
-    for (int32_t p = c; p < count; p += static_cast<int32_t>(blockDim.x)) {
-        factors[p] = totals[p].x == -INFINITY ? 0.0f : expf(totals[p].x - most);
-    }
-    __syncthreads();
-    if (c >= d) return;
-    float total = 0.0f;
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int32_t p = 0; p < count; ++p) {
-        total += totals[p].y * factors[p];
-        sum += args.sums[(first + p) * d + c] * factors[p];
-    }
-    out[c] = sum / total;
 }
 
 }  // namespace quadrille::cuda

@@ -117,6 +117,44 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(const __grid_constant_
     }
 }
 
+// One row of one head: the pieces against the largest of all scores, added in order. A thread a
+// channel; shared: a factor for each piece.
+__global__ void __launch_bounds__(kAttendThreads)
+    add_pieces_kernel(const __grid_constant__ Attention args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    extern __shared__ __align__(16) float factors[];
+    const int32_t d = args.params.head_dim;
+    const auto head = static_cast<int32_t>(blockIdx.x);
+    const auto j = static_cast<int32_t>(blockIdx.y);
+    const int32_t sequence = args.first + static_cast<int32_t>(blockIdx.z);
+    const int64_t row = int64_t{sequence} * args.params.block + j;
+    float* out = args.out.data + row * args.out.stride + int64_t{head} * d;
+    const auto c = static_cast<int32_t>(threadIdx.x);
+    if (args.rows.slot[sequence] < 0) {
+        if (c < d) out[c] = 0.0f;
+        return;
+    }
+    const int32_t count = Pieces(args, sequence).count();
+    const int64_t first = piece_at(args, sequence, head, j, 0);
+    const float2* totals = args.totals + first;
+    float most = -INFINITY;
+    for (int32_t p = 0; p < count; ++p) most = fmaxf(most, totals[p].x);
+    for (int32_t p = c; p < count; p += static_cast<int32_t>(blockDim.x)) {
+        factors[p] = totals[p].x == -INFINITY ? 0.0f : expf(totals[p].x - most);
+    }
+    __syncthreads();
+    if (c >= d) return;
+    float total = 0.0f;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int32_t p = 0; p < count; ++p) {
+        total += totals[p].y * factors[p];
+        sum += args.sums[(first + p) * d + c] * factors[p];
+    }
+    out[c] = sum / total;
+}
+
 void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
     const int64_t width = int64_t{params.kv_heads} * params.head_dim;
     require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
@@ -175,6 +213,12 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
                    .queries = queries,
                    .keys = keys};
     args.pieces = most_pieces(cache, params);
+    const auto aligned = [](const float* data, int64_t stride) {
+        return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
+    };
+    args.aligned = d % 4 == 0 && aligned(queries, d) && aligned(value.data, value.stride) &&
+                   aligned(cache.keys.data, cache.keys.stride) &&
+                   aligned(cache.values.data, cache.values.stride);
     const int32_t slab = slab_of(cache, params, rows.sequences);
     const int64_t pieces = int64_t{slab} * params.heads * params.block * args.pieces;
     args.totals = reinterpret_cast<float2*>(keys + out.rows * params.kv_heads * d);
