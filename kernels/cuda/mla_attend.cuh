@@ -104,20 +104,21 @@ class Attend {
         for (int i = 0; i < kOwn; ++i) {
             from_[i] = set_.latents + int64_t{here(i) ? at_[i] : 0} * r_ + channel(0);
         }
-        if constexpr (!kAhead) return;
+        if constexpr (kAhead) {
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
+            for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
-            for (int j = 0; j < kPieces; ++j) {
-                if (!here(i) || channel(j) >= r_) continue;
-                if (aligned_) {
-                    copy_async_16(piece(i, j), from_[i] + j * 128);
-                } else {
-                    *piece(i, j) = plain(i, j);
+                for (int j = 0; j < kPieces; ++j) {
+                    if (!here(i) || channel(j) >= r_) continue;
+                    if (aligned_) {
+                        copy_async_16(piece(i, j), from_[i] + j * 128);
+                    } else {
+                        *piece(i, j) = plain(i, j);
+                    }
                 }
             }
+            copy_async_commit();
         }
-        copy_async_commit();
     }
 
     __device__ float4 plain(int i, int j) const {
