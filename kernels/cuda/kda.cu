@@ -5,323 +5,240 @@
 // head of a sequence and keeps its state in registers: read once, written once.
 // The stored state counts as zero while position == pending: slots are reused uncleared.
 //
-// Bound of a decode: the state read and written, 128 KB per head of 128. Bound of a prefill: the
-// latency of a row's two sums over the keys.
+// A warp owns columns (values) of the state with its keys over the lanes: rows follow one another
+// without a barrier. Each sum over the keys has one order, whatever the number of columns of a
+// thread: a chain over the keys of a lane, then a tree over the lanes.
 #include "kernels/cuda/dependent_launch.h"
-#include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/sequence_launch.h"
-#include "kernels/cuda/swiglu.cuh"
+#include "kernels/cuda/kda_rows.cuh"
 
 namespace quadrille::cuda {
 
 namespace {
 
-constexpr float kNormEps = 1e-6f;  // of the l2 norms of q and k, added to the sum
-constexpr int kMaxTaps = 8;
-constexpr int kChunk = 8;      // rows prepared together
-constexpr int kKeyGroups = 4;  // threads that share a column of the state
+constexpr int kKeyLanes = 8;    // lanes that share a column of the state
+constexpr int kFewHeads = 128;  // of all sequences of a launch
+constexpr int kSplits = 4;      // thread blocks that share the columns of a head
+constexpr int kSplitRows = 16;  // of a sequence, from which on that pays
 
-struct KdaArgs {
-    View<float> out;
-    View<const float> qkv;
-    View<const float> f;
-    View<const float> b;
-    View<const float> g;
-    KdaWeights weights;
-    KdaState state;
-    KdaParams params;
-    Rows rows;
-    // kda_flush: one sequence without rows of its own.
-    bool flush;
-    int32_t flush_slot;
-    int32_t flush_pending;
-    bool flush_fresh;
-};
-
-template <int kDim>
-struct Shared {
-    float q[kChunk][kDim];
-    float k[kChunk][kDim];
-    float v[kChunk][kDim];
-    float decay[kChunk][kDim];
-    float out[kChunk][kDim];
-    float beta[kChunk];
-    float reads[2][kKeyGroups][kDim];   // S^T k, by key group
-    float writes[2][kKeyGroups][kDim];  // S^T q
-};
-
-template <int kDim>
-class KdaKernel {
+// A thread's part of the state: kColumns neighbouring columns, the keys of a lane.
+template <int kDim, int kColumns>
+class KdaColumns {
   public:
-    static constexpr int kThreads = kDim * kKeyGroups;
-    static constexpr int kKeys = kDim / kKeyGroups;  // of a thread
+    static constexpr int kThreads = kDim / kColumns * kKeyLanes;  // for all columns
+    static constexpr int kKeys = kDim / kKeyLanes;  // of a lane: kRun neighbours at a time
+    static constexpr int kRun = kKeys < 4 ? kKeys : 4;
 
-    __device__ KdaKernel(const KdaArgs& args, Shared<kDim>& shared) : args_(args), s_(shared) {}
+    // first: column of the state where the thread block begins.
+    static __device__ int column(int first) {
+        const int thread = static_cast<int>(threadIdx.x);
+        return first + (thread / 32 * (32 / kKeyLanes) + thread % 32 / kKeyLanes) * kColumns;
+    }
 
-    __device__ void run() {
-        if (!locate()) return;
-        const int64_t total = pending_ + count_;
-        const int64_t stored = args_.rows.commit || args_.flush ? total : pending_;
-        load_state();
-        for (int64_t start = 0; start < total; start += kChunk) {
-            const int rows = static_cast<int>(min(static_cast<int64_t>(kChunk), total - start));
-            __syncthreads();
-            prepare(start, rows);
-            __syncthreads();
-            normalise(rows);
-            if (stored < total) keep_gates(start, rows);
-            __syncthreads();
-            for (int i = 0; i < rows; ++i) {
-                if (start + i == stored) store_state();
-                step(i);
+    // All loads are under way before any is waited for.
+    __device__ void load(const float* from, bool fresh) {
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) s_of_key_[i] = {};
+        if (fresh) return;
+        if (aligned(from)) {
+#pragma unroll
+            for (int i = 0; i < kKeys; ++i) {
+                s_of_key_[i] = *reinterpret_cast<const Columns*>(from + key(i) * kDim);
             }
-            __syncthreads();
-            finish(start, rows);
+            return;
         }
-        if (stored == total) store_state();
-        __syncthreads();
-        keep_inputs(stored, total);
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) {
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) s_of_key_[i].x[c] = from[key(i) * kDim + c];
+        }
+    }
+    __device__ void store(float* to) const {
+        if (aligned(to)) {
+#pragma unroll
+            for (int i = 0; i < kKeys; ++i) {
+                *reinterpret_cast<Columns*>(to + key(i) * kDim) = s_of_key_[i];
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) {
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) to[key(i) * kDim + c] = s_of_key_[i].x[c];
+        }
+    }
+
+    // S = diag(decay) S; S += k d^T with d = beta (v - S^T k); out = S^T q, taken as the product
+    // with the decayed state plus (q k) d: both sums over the keys are under way together.
+    // A row that is only replayed has no output. to: output row of the head; column: as column().
+    template <bool kOwn>
+    __device__ void step(const KdaShared<kDim>& from, int row, int column, float* to) {
+        float read[kColumns] = {};
+        float out[kColumns] = {};
+        float k[kKeys];
+#pragma unroll
+        for (int r = 0; r < kKeys; r += kRun) {
+            const Run decay = run_of(from.decay[row], r);
+            const Run keys = run_of(from.qkv[1][row], r);
+            Run q = {};
+            if (kOwn) q = run_of(from.qkv[0][row], r);
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) {
+                k[r + i] = keys.x[i];
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) {
+                    float& s = s_of_key_[r + i].x[c];
+                    s *= decay.x[i];
+                    read[c] = fmaf(keys.x[i], s, read[c]);
+                    if (kOwn) out[c] = fmaf(q.x[i], s, out[c]);
+                }
+            }
+        }
+        const Columns v = *reinterpret_cast<const Columns*>(&from.qkv[2][row][column]);
+        const float beta = from.beta[row];
+        float delta[kColumns];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) delta[c] = beta * (v.x[c] - lane_sum(read[c]));
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) {
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) {
+                s_of_key_[i].x[c] = fmaf(k[i], delta[c], s_of_key_[i].x[c]);
+            }
+        }
+        if (!kOwn) return;
+        const float product = from.q_dot_k[row];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+            const float result = fmaf(product, delta[c], lane_sum(out[c]));
+            if (threadIdx.x % kKeyLanes == 0) to[column + c] = result;
+        }
     }
 
   private:
-    static __device__ int thread() { return static_cast<int>(threadIdx.x); }
-    __device__ int column() const { return thread() % kDim; }
-    __device__ int key_group() const { return thread() / kDim; }
+    struct alignas(4 * kColumns) Columns {
+        float x[kColumns];
+    };
+    struct alignas(4 * kRun) Run {
+        float x[kRun];
+    };
 
-    // False where there is nothing to run; rows of padding become zero.
-    __device__ bool locate() {
-        head_ = static_cast<int32_t>(blockIdx.x);
-        taps_ = args_.params.taps;
-        c_ = int64_t{args_.params.heads} * kDim;
-        if (args_.flush) {
-            slot_ = args_.flush_slot;
-            pending_ = args_.flush_pending;
-            fresh_ = args_.flush_fresh;
-            count_ = 0;
-            first_ = 0;
-            return true;
-        }
-        const auto sequence = static_cast<int32_t>(blockIdx.y);
-        first_ = args_.rows.begin[sequence];
-        count_ = args_.rows.begin[sequence + 1] - first_;
-        slot_ = args_.rows.slot[sequence];
-        if (slot_ < 0) {
-            for (int64_t i = thread(); i < count_ * kDim; i += kThreads) {
-                args_.out.data[(first_ + i / kDim) * args_.out.stride + head_ * kDim + i % kDim] =
-                    0.0f;
-            }
-            return false;
-        }
-        pending_ = args_.rows.pending[sequence];
-        fresh_ = args_.rows.position[sequence] == pending_;
-        return count_ > 0;
+    static __device__ bool aligned(const float* at) {
+        return reinterpret_cast<uintptr_t>(at) % sizeof(Columns) == 0;
     }
-
-    __device__ float* state() const {
-        return args_.state.state.data + slot_ * args_.state.state.stride +
-               int64_t{head_} * kDim * kDim + int64_t{key_group()} * kKeys * kDim + column();
+    // Key i of this lane: the lanes read kRun neighbours each, side by side.
+    static __device__ int key(int i) {
+        return i / kRun * kRun * kKeyLanes + static_cast<int>(threadIdx.x) % kKeyLanes * kRun +
+               i % kRun;
     }
-    __device__ void load_state() {
-        const float* from = state();
+    __device__ static Run run_of(const float* row, int i) {
+        return *reinterpret_cast<const Run*>(row + key(i));
+    }
+    __device__ static float lane_sum(float x) {
 #pragma unroll
-        for (int i = 0; i < kKeys; ++i) s_of_key_[i] = fresh_ ? 0.0f : from[i * kDim];
-    }
-    __device__ void store_state() const {
-        float* to = state();
-#pragma unroll
-        for (int i = 0; i < kKeys; ++i) to[i * kDim] = s_of_key_[i];
+        for (int stride = kKeyLanes / 2; stride > 0; stride /= 2) {
+            x += __shfl_xor_sync(0xffffffffu, x, stride);
+        }
+        return x;
     }
 
-    // Raw channel `channel` (of 3c) of timeline row t, without a branch: many are loaded together.
-    // What is_zero(t) counts as zero, whatever is stored.
-    __device__ float raw(int64_t t, int64_t channel) const {
-        const float* own = args_.qkv.data + (first_ + t - pending_) * args_.qkv.stride;
-        const float* pending =
-            args_.state.pending_qkv.data + slot_ * args_.state.pending_qkv.stride + t * 3 * c_;
-        const float* history =
-            args_.state.conv.data + slot_ * args_.state.conv.stride + (taps_ - 1 + t) * 3 * c_;
-        return (t >= pending_ ? own : t >= 0 ? pending : history)[channel];
-    }
-    __device__ bool is_zero(int64_t t) const {
-        return fresh_ && t < 0;
-    }
-
-    __device__ float decay_of(int64_t t, int64_t channel) const {
-        if (t < pending_) {
-            return args_.state.pending_decay
-                .data[slot_ * args_.state.pending_decay.stride + t * c_ + channel];
-        }
-        const float f = args_.f.data[(first_ + t - pending_) * args_.f.stride + channel];
-        const float rate = expf(args_.weights.a_log[head_]);
-        return expf(args_.params.lower_bound *
-                    sigmoid(rate * (f + args_.weights.dt_bias[channel])));
-    }
-
-    // Convolution and gates of `rows` timeline rows from `start`.
-    __device__ void prepare(int64_t start, int rows) {
-        for (int i = thread(); i < rows * 3 * kDim; i += kThreads) {
-            const int row = i / (3 * kDim);
-            const int part = i / kDim % 3;
-            const int64_t channel = part * c_ + int64_t{head_} * kDim + i % kDim;
-            const int64_t first = start + row - taps_ + 1;
-            float weight[kMaxTaps];
-            float in[kMaxTaps];
-#pragma unroll
-            for (int j = 0; j < kMaxTaps; ++j) {
-                if (j >= taps_) break;
-                weight[j] = args_.weights.conv[channel * taps_ + j];
-                in[j] = raw(first + j, channel);
-            }
-            float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < kMaxTaps; ++j) {
-                if (j < taps_) sum += weight[j] * (is_zero(first + j) ? 0.0f : in[j]);
-            }
-            float* to = part == 0 ? s_.q[row] : part == 1 ? s_.k[row] : s_.v[row];
-            to[i % kDim] = sum * sigmoid(sum);
-        }
-        for (int i = thread(); i < rows * kDim; i += kThreads) {
-            const int row = i / kDim;
-            s_.decay[row][i % kDim] = decay_of(start + row, int64_t{head_} * kDim + i % kDim);
-        }
-        if (thread() < rows) {
-            const int64_t t = start + thread();
-            s_.beta[thread()] =
-                t < pending_
-                    ? args_.state.pending_beta.data[slot_ * args_.state.pending_beta.stride +
-                                                    t * args_.params.heads + head_]
-                    : sigmoid(args_.b.data[(first_ + t - pending_) * args_.b.stride + head_]);
-        }
-    }
-
-    // l2 norms of q and k, a warp per vector.
-    __device__ void normalise(int rows) {
-        const float scale = 1.0f / sqrtf(static_cast<float>(kDim));
-        for (int i = thread() / 32; i < 2 * rows; i += kThreads / 32) {
-            float* x = i % 2 == 0 ? s_.q[i / 2] : s_.k[i / 2];
-            float squares = 0.0f;
-            for (int j = thread() % 32; j < kDim; j += 32) squares += x[j] * x[j];
-            const float factor = (i % 2 == 0 ? scale : 1.0f) / sqrtf(warp_sum(squares) + kNormEps);
-            for (int j = thread() % 32; j < kDim; j += 32) x[j] *= factor;
-        }
-    }
-
-    // Own rows of a decode wait for the next step: decay and beta as they are used now. Row i of
-    // the buffer was read in this chunk or an earlier one.
-    __device__ void keep_gates(int64_t start, int rows) {
-        for (int i = thread(); i < rows * kDim; i += kThreads) {
-            const int64_t own = start + i / kDim - pending_;
-            if (own < 0) continue;
-            args_.state.pending_decay.data[slot_ * args_.state.pending_decay.stride + own * c_ +
-                                           int64_t{head_} * kDim + i % kDim] =
-                s_.decay[i / kDim][i % kDim];
-        }
-        if (thread() < rows && start + thread() >= pending_) {
-            args_.state.pending_beta
-                .data[slot_ * args_.state.pending_beta.stride +
-                      (start + thread() - pending_) * args_.params.heads + head_] =
-                s_.beta[thread()];
-        }
-    }
-
-    // S = diag(decay) S; S += k (beta (v - S^T k))^T; out = S^T q.
-    __device__ void step(int i) {
-        const int first = key_group() * kKeys;
-        float part = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kKeys; ++j) {
-            s_of_key_[j] *= s_.decay[i][first + j];
-            part += s_.k[i][first + j] * s_of_key_[j];
-        }
-        s_.reads[i % 2][key_group()][column()] = part;
-        __syncthreads();
-        float read = 0.0f;
-#pragma unroll
-        for (int g = 0; g < kKeyGroups; ++g) read += s_.reads[i % 2][g][column()];
-        const float delta = s_.beta[i] * (s_.v[i][column()] - read);
-        part = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kKeys; ++j) {
-            s_of_key_[j] += s_.k[i][first + j] * delta;
-            part += s_.q[i][first + j] * s_of_key_[j];
-        }
-        s_.writes[i % 2][key_group()][column()] = part;
-        // The sums of the row before are complete since the barrier above.
-        if (i > 0) gather(i - 1);
-    }
-
-    __device__ void gather(int i) {
-        if (key_group() != 0) return;
-        float sum = 0.0f;
-#pragma unroll
-        for (int g = 0; g < kKeyGroups; ++g) sum += s_.writes[i % 2][g][column()];
-        s_.out[i][column()] = sum;
-    }
-
-    // out = rms(out) * o_norm * sigmoid(g), a warp per own row.
-    __device__ void finish(int64_t start, int rows) {
-        gather(rows - 1);
-        __syncthreads();
-        for (int i = thread() / 32; i < rows; i += kThreads / 32) {
-            const int64_t own = start + i - pending_;
-            if (own < 0) continue;
-            float squares = 0.0f;
-            for (int j = thread() % 32; j < kDim; j += 32) squares += s_.out[i][j] * s_.out[i][j];
-            const float mean = warp_sum(squares) / static_cast<float>(kDim);
-            const float inverse = 1.0f / sqrtf(mean + args_.params.norm_eps);
-            const int64_t channel = int64_t{head_} * kDim;
-            const float* g = args_.g.data + (first_ + own) * args_.g.stride + channel;
-            float* out = args_.out.data + (first_ + own) * args_.out.stride + channel;
-            for (int j = thread() % 32; j < kDim; j += 32) {
-                out[j] = s_.out[i][j] * inverse * args_.weights.o_norm[j] * sigmoid(g[j]);
-            }
-        }
-    }
-
-    // The history becomes the taps - 1 raw rows before timeline row `stored`; rows from there on
-    // become the pending ones.
-    __device__ void keep_inputs(int64_t stored, int64_t total) {
-        for (int i = thread(); i < 3 * kDim; i += kThreads) {
-            const int64_t channel = i / kDim * c_ + int64_t{head_} * kDim + i % kDim;
-            float history[kMaxTaps - 1];
-#pragma unroll
-            for (int j = 0; j < kMaxTaps - 1; ++j) {
-                if (j < taps_ - 1) history[j] = raw(stored - taps_ + 1 + j, channel);
-            }
-#pragma unroll
-            for (int j = 0; j < kMaxTaps - 1; ++j) {
-                if (j < taps_ - 1) {
-                    args_.state.conv.data[slot_ * args_.state.conv.stride + j * 3 * c_ + channel] =
-                        is_zero(stored - taps_ + 1 + j) ? 0.0f : history[j];
-                }
-            }
-            for (int64_t t = stored; t < total; ++t) {
-                args_.state.pending_qkv.data[slot_ * args_.state.pending_qkv.stride +
-                                             (t - pending_) * 3 * c_ + channel] = raw(t, channel);
-            }
-        }
-    }
-
-    const KdaArgs& args_;
-    Shared<kDim>& s_;
-    int32_t head_ = 0;
-    int32_t taps_ = 0;
-    int64_t slot_ = 0;
-    int64_t pending_ = 0;
-    int64_t first_ = 0;
-    int64_t count_ = 0;
-    int64_t c_ = 0;
-    bool fresh_ = false;
-    float s_of_key_[kKeys];
+    Columns s_of_key_[kKeys];
 };
 
 template <int kDim>
-__global__ void __launch_bounds__(kDim* kKeyGroups)
+__device__ float* state_of(const KdaArgs& args, const KdaSequence& at) {
+    return args.state.state.data + int64_t{at.slot} * args.state.state.stride +
+           int64_t{blockIdx.x} * kDim * kDim;
+}
+
+// A thread block has a head of a sequence.
+template <int kDim, int kColumns>
+__global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns / 2)
     kda_kernel(const __grid_constant__ KdaArgs args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    __shared__ Shared<kDim> shared;
-    KdaKernel<kDim>(args, shared).run();
+    __shared__ KdaShared<kDim> shared;
+    __shared__ KdaResults<kDim> results;
+    __shared__ KdaSequence at;
+    KdaRows<kDim, KdaColumns<kDim, kColumns>::kThreads> rows(args, at, &results);
+    if (!rows.locate()) return;
+    const int32_t total = at.pending + at.count;
+    const int32_t stored = rows.deferred() ? at.pending : total;
+    const int column = KdaColumns<kDim, kColumns>::column(0);
+    KdaColumns<kDim, kColumns> state;
+    state.load(state_of<kDim>(args, at) + column, at.fresh);
+    for (int32_t start = 0; start < total; start += kChunk) {
+        const int32_t count = min(kChunk, total - start);
+        rows.fill(shared, start, count);
+        __syncthreads();
+        for (int i = 0; i < count; ++i) {
+            if (start + i == stored) state.store(state_of<kDim>(args, at) + column);
+            if (start + i < at.pending) {
+                state.template step<false>(shared, i, column, nullptr);
+            } else {
+                state.template step<true>(shared, i, column, results.out[i]);
+            }
+        }
+        __syncthreads();
+        rows.finish(start, count);
+    }
+    if (stored == total) state.store(state_of<kDim>(args, at) + column);
+    rows.keep_inputs(stored, total);
+}
+
+// A thread block has a part of the columns of a head: kSteps threads run the recurrence, the others
+// prepare the next rows meanwhile. The rows of a head are normed once all columns are there.
+template <int kDim>
+struct Split {
+    static constexpr int kWidth = kDim / kSplits;
+    static constexpr int kSteps = KdaColumns<kDim, 2>::kThreads / kSplits;
+    static constexpr int kPrepare = 3 * kDim + kWidth;
+    static constexpr int kFinish = 256;
+};
+template <int kDim>
+__global__ void __launch_bounds__(Split<kDim>::kSteps + Split<kDim>::kPrepare, 1)
+    kda_split_kernel(const __grid_constant__ KdaArgs args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    using S = Split<kDim>;
+    __shared__ KdaShared<kDim> chunks[2];
+    __shared__ KdaSequence at;
+    KdaRows<kDim, S::kPrepare, S::kSteps, S::kWidth> rows(args, at, nullptr);
+    if (!rows.locate()) return;
+    const int32_t total = at.pending + at.count;
+    const bool steps = threadIdx.x < S::kSteps;
+    const int column = KdaColumns<kDim, 2>::column(rows.first_column());
+    KdaColumns<kDim, 2> state;
+    if (steps) state.load(state_of<kDim>(args, at) + column, at.fresh);
+    for (int32_t start = -kChunk; start < total; start += kChunk) {
+        const int turn = start / kChunk & 1;
+        const int32_t next = start + kChunk;
+        if (!steps) {
+            if (next < total) rows.fill(chunks[turn ^ 1], next, min(kChunk, total - next));
+        } else if (start >= 0) {
+            for (int i = 0; i < min(kChunk, total - start); ++i) {
+                const int32_t own = start + i - at.pending;
+                if (own < 0) {
+                    state.template step<false>(chunks[turn], i, column, nullptr);
+                } else {
+                    state.template step<true>(chunks[turn], i, column, rows.out(own));
+                }
+            }
+        }
+        __syncthreads();
+    }
+    if (steps) state.store(state_of<kDim>(args, at) + column);
+}
+template <int kDim>
+__global__ void __launch_bounds__(Split<kDim>::kFinish, 2)
+    kda_finish_kernel(const __grid_constant__ KdaArgs args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    __shared__ KdaSequence at;
+    KdaRows<kDim, Split<kDim>::kFinish> rows(args, at, nullptr);
+    if (!rows.locate()) return;
+    rows.finish_all();
+    const int32_t total = at.pending + at.count;
+    if (blockIdx.z == 0) rows.keep_inputs(total, total);
 }
 
 void check_state(const KdaState& state, const KdaParams& params) {
@@ -336,22 +253,41 @@ void check_state(const KdaState& state, const KdaParams& params) {
             "kda: pending buffers hold the same number of rows");
 }
 
+// Few heads: more threads for each. Many: fewer instructions, wider loads.
+template <int kDim>
+void launch(const KdaArgs& args, int32_t sequences, LaunchStream stream) {
+    dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(sequences));
+    const int64_t heads = int64_t{args.params.heads} * sequences;
+    if constexpr (kDim == 128) {
+        const bool many_rows = args.rows.m >= int64_t{kSplitRows} * sequences;
+        if (args.rows.commit && many_rows && heads * kSplits <= kFewHeads) {
+            using S = Split<kDim>;
+            grid.z = kSplits;
+            launch_dependent(kda_split_kernel<kDim>, grid, S::kSteps + S::kPrepare, 0, stream,
+                             args);
+            grid.z = 8;
+            launch_dependent(kda_finish_kernel<kDim>, grid, S::kFinish, 0, stream, args);
+            return;
+        }
+    }
+    if (heads <= kFewHeads) {
+        launch_dependent(kda_kernel<kDim, 2>, grid, KdaColumns<kDim, 2>::kThreads, 0, stream, args);
+    } else {
+        launch_dependent(kda_kernel<kDim, 4>, grid, KdaColumns<kDim, 4>::kThreads, 0, stream, args);
+    }
+}
+
 void launch(const KdaArgs& args, int32_t sequences, LaunchStream stream) {
     if (sequences == 0) return;
-    const dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(sequences));
     switch (args.params.head_dim) {
         case 16:
-            launch_dependent(kda_kernel<16>, grid, 16 * kKeyGroups, 0, stream, args);
-            break;
+            return launch<16>(args, sequences, stream);
         case 32:
-            launch_dependent(kda_kernel<32>, grid, 32 * kKeyGroups, 0, stream, args);
-            break;
+            return launch<32>(args, sequences, stream);
         case 64:
-            launch_dependent(kda_kernel<64>, grid, 64 * kKeyGroups, 0, stream, args);
-            break;
+            return launch<64>(args, sequences, stream);
         case 128:
-            launch_dependent(kda_kernel<128>, grid, 128 * kKeyGroups, 0, stream, args);
-            break;
+            return launch<128>(args, sequences, stream);
         default:
             require(false, "kda: head_dim 16, 32, 64 or 128 on a GPU");
     }
