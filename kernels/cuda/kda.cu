@@ -42,7 +42,7 @@ class KdaColumns {
         if (aligned(from)) {
 #pragma unroll
             for (int i = 0; i < kKeys; ++i) {
-                s_of_key_[i] = *reinterpret_cast<const Columns*>(from + key(i) * kDim);
+                s_of_key_[i] = load_wide(from + key(i) * kDim);
             }
             return;
         }
@@ -56,7 +56,7 @@ class KdaColumns {
         if (aligned(to)) {
 #pragma unroll
             for (int i = 0; i < kKeys; ++i) {
-                *reinterpret_cast<Columns*>(to + key(i) * kDim) = s_of_key_[i];
+                store_wide(to + key(i) * kDim, s_of_key_[i]);
             }
             return;
         }
@@ -122,6 +122,26 @@ class KdaColumns {
         float x[kRun];
     };
 
+    // One instruction each, which the copy of a struct need not be. Nothing is read twice.
+    static __device__ Columns load_wide(const float* from) {
+        if constexpr (kColumns == 4) {
+            const float4 in = __ldcg(reinterpret_cast<const float4*>(from));
+            return {{in.x, in.y, in.z, in.w}};
+        } else {
+            static_assert(kColumns == 2);
+            const float2 in = __ldcg(reinterpret_cast<const float2*>(from));
+            return {{in.x, in.y}};
+        }
+    }
+    static __device__ void store_wide(float* to, const Columns& from) {
+        if constexpr (kColumns == 4) {
+            __stcg(reinterpret_cast<float4*>(to),
+                   make_float4(from.x[0], from.x[1], from.x[2], from.x[3]));
+        } else {
+            static_assert(kColumns == 2);
+            __stcg(reinterpret_cast<float2*>(to), make_float2(from.x[0], from.x[1]));
+        }
+    }
     static __device__ bool aligned(const float* at) {
         return reinterpret_cast<uintptr_t>(at) % sizeof(Columns) == 0;
     }
