@@ -182,7 +182,6 @@ __global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns
     KdaRows<kDim, KdaColumns<kDim, kColumns>::kThreads> rows(args, at, &results);
     if (!rows.locate()) return;
     const int32_t total = at.pending + at.count;
-    const int32_t stored = rows.deferred() ? at.pending : total;
     const int column = KdaColumns<kDim, kColumns>::column(0);
     KdaColumns<kDim, kColumns> state;
     state.load(state_of<kDim>(args, at) + column, at.fresh);
@@ -191,18 +190,20 @@ __global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns
         rows.fill(shared, start, count);
         __syncthreads();
         for (int i = 0; i < count; ++i) {
-            if (start + i == stored) state.store(state_of<kDim>(args, at) + column);
             if (start + i < at.pending) {
                 state.template step<false>(shared, i, column, nullptr);
-            } else {
-                state.template step<true>(shared, i, column, results.out[i]);
+                continue;
             }
+            if (start + i == at.pending && rows.deferred()) {
+                state.store(state_of<kDim>(args, at) + column);
+            }
+            state.template step<true>(shared, i, column, results.out[i]);
         }
         __syncthreads();
         rows.finish(start, count);
     }
-    if (stored == total) state.store(state_of<kDim>(args, at) + column);
-    rows.keep_inputs(stored, total);
+    if (!rows.deferred()) state.store(state_of<kDim>(args, at) + column);
+    rows.keep_inputs(rows.deferred() ? at.pending : total, total);
 }
 
 // A thread block has a part of the columns of a head: kSteps threads run the recurrence, the others
