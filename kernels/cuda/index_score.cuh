@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores of pools for the rows of a pass, as keys whose ascending order is that of falling scores.
+//
+// A thread block scores tiles of pools for a few rows of one sequence, a row per warp. A thread
+// takes kGroupHeads heads of its warp's row and kPools pools, so that what it reads from shared
+// memory is used kPools or kGroupHeads times. However the pass is cut, a score is one arithmetic:
+// channels in order, the heads of a group in order, then the groups as a tree.
+#pragma once
+
+#include "kernels/cuda/async.cuh"
+#include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/sequence_launch.h"
+
+namespace quadrille::cuda::index {
+
+constexpr int kMostRows = 4;    // of a thread block: its warps
+constexpr int kGroupHeads = 8;  // heads of a thread
+constexpr int kGroups = 4;      // threads that share a pool
+constexpr int kPoolLanes = 8;   // threads that share the heads
+constexpr int kHeads = 32;      // of a warp at a time
+constexpr int kChannels = 128;  // in shared memory at a time
+constexpr int kStride = 132;    // floats from head to head, pool to pool: eight of them at one
+                                // channel, 16 bytes each, touch every bank once
+static_assert(kGroups * kPoolLanes == 32 && kGroups * kGroupHeads == kHeads);
+
+struct Scoring {
+    View<const float> query;
+    View<const float> weight;
+    IndexCache cache;
+    IndexParams params;
+    Rows rows;
+    int64_t first;  // row of the launch
+    int32_t count;  // rows of the launch
+    int32_t tile;   // rows of a thread block
+    uint32_t* keys;
+    int64_t key_stride;
+};
+
+constexpr int score_shared(int pools, int rows) {
+    return (rows * kHeads + kPoolLanes * pools) * kStride * static_cast<int>(sizeof(float)) +
+           rows * kHeads * static_cast<int>(sizeof(float));
+}
+
+// Thread blocks along y: where sequence i has its tiles, without a table. Its first is number
+// (row in the launch) / tile + i, which leaves room for every tile before it, at times one too
+// many.
+inline int64_t tile_bound(const Scoring& args) {
+    return args.count / args.tile + args.rows.sequences;
+}
+
+// Ascending keys are descending scores; a NaN counts as -inf and -0 as 0.
+__device__ __forceinline__ uint32_t sort_key(float score) {
+    const float value = isnan(score) ? -INFINITY : score + 0.0f;
+    const uint32_t bits = __float_as_uint(value);
+    return ~((bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u);
+}
+
+// Pools to rank of a row that sees `visible` tokens: 0 where it attends to all of them.
+__device__ __forceinline__ int64_t pools_to_rank(const IndexParams& params, int64_t visible) {
+    const int64_t pools = visible / params.pool;
+    return pools <= params.topk / params.pool ? 0 : pools;
+}
+
+struct RowTile {
+    int64_t row;      // first
+    int64_t visible;  // tokens that the first row sees
+    int64_t slot;
+    int32_t rows;
+};
+
+// The rows of this thread block; none: a sequence of no slot, or a number that no tile has.
+__device__ inline RowTile find_tile(const Scoring& args, RowTile* shared) {
+    if (threadIdx.x == 0) shared->rows = 0;
+    __syncthreads();
+    const auto number = static_cast<int64_t>(blockIdx.y);
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.rows.sequences;
+         i += static_cast<int32_t>(blockDim.x)) {
+        const int64_t begin = args.rows.begin[i];
+        const int64_t first = max(begin, args.first);
+        const int64_t end = min(int64_t{args.rows.begin[i + 1]}, args.first + args.count);
+        const int64_t position = args.rows.position[i];
+        const int64_t slot = args.rows.slot[i];
+        const int64_t row = first + (number - (first - args.first) / args.tile - i) * args.tile;
+        if (slot < 0 || row < first || row >= end) continue;
+        *shared = {row, position + row - begin + 1, slot,
+                   static_cast<int32_t>(min(end - row, int64_t{args.tile}))};
+    }
+    __syncthreads();
+    return *shared;
+}
+
+// Lines `first`, first + step, .. below `lines`: up to kChannels floats each, one by one `stride`
+// apart; zeros for lines from `valid` on and up to a multiple of four floats. All lanes of a warp.
+__device__ __forceinline__ void stage_lines(float* to, const float* from, int64_t stride,
+                                            int64_t channels, int first, int step, int lines,
+                                            int64_t valid) {
+    const int c = static_cast<int>(threadIdx.x) % 32 * 4;
+    if (c >= channels) return;
+    const bool aligned =
+        reinterpret_cast<uintptr_t>(from) % 16 == 0 && stride % 4 == 0 && channels % 4 == 0;
+    int line = first;
+    if (aligned) {
+        const auto whole = static_cast<int>(min(valid, static_cast<int64_t>(lines)));
+#pragma unroll 4
+        for (; line < whole; line += step) {
+            copy_async_16(to + line * kStride + c, from + line * stride + c);
+        }
+    }
+    for (; line < lines; line += step) {
+        float value[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            value[j] = line < valid && c + j < channels ? from[line * stride + c + j] : 0.0f;
+        }
+        *reinterpret_cast<float4*>(to + line * kStride + c) =
+            make_float4(value[0], value[1], value[2], value[3]);
+    }
+}
+
+// Heads from `head` on of this warp's row, channels from `channel` on, and what the heads' relu is
+// multiplied by.
+__device__ __forceinline__ void stage_queries(float* to, float* weights, const Scoring& args,
+                                              int64_t row, int32_t head, int64_t channel) {
+    const int64_t d = args.params.head_dim;
+    const int32_t heads = args.params.heads;
+    const float* from = args.query.data + row * args.query.stride + head * d + channel;
+    stage_lines(to, from, d, min(d - channel, static_cast<int64_t>(kChannels)), 0, 1, kHeads,
+                heads - head);
+    const float scale =
+        1.0f / sqrtf(static_cast<float>(heads)) * (1.0f / sqrtf(static_cast<float>(d)));
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float* weight = args.weight.data + row * args.weight.stride;
+    weights[lane] = head + lane < heads ? weight[head + lane] * scale : 0.0f;
+}
+
+// match[i][j] += query head 4 i . pool 8 j, over 4 * vectors channels in order.
+template <int kPools>
+__device__ __forceinline__ void multiply(float (&match)[kGroupHeads][kPools], const float* query,
+                                         const float* pools, int vectors) {
+#pragma unroll 2
+    for (int v = 0; v < vectors; ++v) {
+        float4 a[kGroupHeads];
+#pragma unroll
+        for (int i = 0; i < kGroupHeads; ++i) {
+            a[i] = *reinterpret_cast<const float4*>(query + i * kGroups * kStride + v * 4);
+        }
+#pragma unroll
+        for (int j = 0; j < kPools; ++j) {
+            const float4 b =
+                *reinterpret_cast<const float4*>(pools + j * kPoolLanes * kStride + v * 4);
+#pragma unroll
+            for (int i = 0; i < kGroupHeads; ++i) {
+                float sum = fmaf(a[i].x, b.x, match[i][j]);
+                sum = fmaf(a[i].y, b.y, sum);
+                sum = fmaf(a[i].z, b.z, sum);
+                match[i][j] = fmaf(a[i].w, b.w, sum);
+            }
+        }
+    }
+}
+
+// The scores of `count` pools from `first` on for the row of this warp, of the group's heads only.
+template <int kPools>
+__device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring& args,
+                                           const RowTile& tile, int64_t first, int64_t count,
+                                           bool works, bool staged, float* shared) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int group = lane % 2 + lane / 16 * 2;
+    float* pools = shared;
+    float* queries = pools + kPoolLanes * kPools * kStride + warp * kHeads * kStride;
+    float* weights = pools + (kPoolLanes * kPools + args.tile * kHeads) * kStride + warp * kHeads;
+    const int64_t d = args.params.head_dim;
+    const bool one = args.params.heads <= kHeads && d <= kChannels;
+    const float* from = args.cache.pools.data + tile.slot * args.cache.pools.stride + first * d;
+    for (int32_t head = 0; head < args.params.heads; head += kHeads) {
+        float match[kGroupHeads][kPools] = {};
+        for (int64_t channel = 0; channel < d; channel += kChannels) {
+            __syncthreads();  // all have read what was there
+            if (warp < tile.rows && (!one || !staged)) {
+                stage_queries(queries, weights, args, tile.row + warp, head, channel);
+            }
+            const int64_t channels = min(d - channel, static_cast<int64_t>(kChannels));
+            stage_lines(pools, from + channel, d, channels, warp, args.tile, kPoolLanes * kPools,
+                        count);
+            copy_async_commit();
+            copy_async_wait<0>();
+            __syncthreads();
+            if (!works) continue;
+            multiply(match, queries + group * kStride, pools + lane / 2 % kPoolLanes * kStride,
+                     (static_cast<int>(channels) + 3) / 4);
+        }
+        if (!works) continue;
+#pragma unroll
+        for (int i = 0; i < kGroupHeads; ++i) {
+            const float weight = weights[group + i * kGroups];
+#pragma unroll
+            for (int j = 0; j < kPools; ++j) {
+                // A NaN stays one.
+                score[j] = fmaf(weight, match[i][j] < 0.0f ? 0.0f : match[i][j], score[j]);
+            }
+        }
+    }
+}
+
+// sum_h weight[h] relu(query[h] . pool / sqrt(d)) / sqrt(heads). Threads: 32 a row of the tile.
+// Lanes 2 i and 2 i + 1 read the same pool, lanes i and i + 2 the same heads: 16 lanes then take
+// one turn of shared memory instead of two.
+template <int kPools>
+__global__ void __launch_bounds__(kMostRows * 32, 2)
+    score_kernel(const __grid_constant__ Scoring args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    extern __shared__ float4 shared_scores[];
+    __shared__ RowTile found;
+    constexpr int kTile = kPoolLanes * kPools;
+    const RowTile tile = find_tile(args, &found);
+    if (tile.rows == 0) return;
+    const int64_t most = pools_to_rank(args.params, tile.visible + tile.rows - 1);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int group = lane % 2 + lane / 16 * 2;
+    const int64_t own = warp < tile.rows ? pools_to_rank(args.params, tile.visible + warp) : 0;
+    uint32_t* keys = args.keys + (tile.row - args.first + warp) * args.key_stride;
+    bool staged = false;
+    for (int64_t first = int64_t{blockIdx.x} * kTile; first < most;
+         first += int64_t{gridDim.x} * kTile) {
+        float score[kPools] = {};
+        score_tile(score, args, tile, first, most - first, first < own, staged,
+                   reinterpret_cast<float*>(shared_scores));
+        staged = true;
+        if (first >= own) continue;
+#pragma unroll
+        for (int j = 0; j < kPools; ++j) {
+            score[j] += __shfl_xor_sync(0xffffffffu, score[j], 1);
+            score[j] += __shfl_xor_sync(0xffffffffu, score[j], 16);
+            const int64_t p = first + j * kPoolLanes + lane / 2 % kPoolLanes;
+            if (j % kGroups == group && p < own) keys[p] = sort_key(score[j]);
+        }
+    }
+}
+
+}  // namespace quadrille::cuda::index
