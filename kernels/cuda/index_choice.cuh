@@ -61,7 +61,7 @@ struct Threshold {
 // One step of the search: bits [shift, shift + bits) of the wanted-th smallest among the keys that
 // have threshold.key in the bits above.
 __device__ inline void narrow(Threshold& threshold, Threshold* next, const uint32_t* keys,
-                              int64_t pools, int shift, int bits, int4* histogram,
+                              int32_t pools, int shift, int bits, int4* histogram,
                               int32_t* totals) {
     histogram[threadIdx.x] = make_int4(0, 0, 0, 0);
     __syncthreads();
@@ -69,7 +69,7 @@ __device__ inline void narrow(Threshold& threshold, Threshold* next, const uint3
     const uint32_t above = shift + bits == 32 ? 0u : ~0u << (shift + bits);
     const uint32_t bucket_mask = (1u << bits) - 1;
 #pragma unroll 4
-    for (int64_t p = threadIdx.x; p < pools; p += kChoiceThreads) {
+    for (int32_t p = static_cast<int32_t>(threadIdx.x); p < pools; p += kChoiceThreads) {
         const uint32_t key = keys[p];
         if ((key & above) == threshold.key) atomicAdd(&counts[key >> shift & bucket_mask], 1);
     }
@@ -91,11 +91,11 @@ __device__ inline void narrow(Threshold& threshold, Threshold* next, const uint3
 
 // chosen[i]: the i-th pool taken, `wanted` of them.
 __device__ inline void choose(int32_t* chosen, const Threshold& threshold, const uint32_t* keys,
-                              int64_t pools, int32_t wanted, int32_t* totals) {
+                              int32_t pools, int32_t wanted, int32_t* totals) {
     int32_t less = 0;  // keys before this thread's that are below the threshold, and at it
     int32_t equal = 0;
-    for (int64_t start = 0; start < pools; start += kChoiceThreads * kThreadKeys) {
-        const int64_t first = start + threadIdx.x * kThreadKeys;
+    for (int32_t start = 0; start < pools; start += kChoiceThreads * kThreadKeys) {
+        const int32_t first = start + static_cast<int32_t>(threadIdx.x) * kThreadKeys;
         uint32_t key[kThreadKeys];
         int32_t both = 0;  // below the threshold, and 65536 times at it
 #pragma unroll
@@ -112,8 +112,7 @@ __device__ inline void choose(int32_t* chosen, const Threshold& threshold, const
             if (first + j >= pools) break;
             const bool at = key[j] == threshold.key;
             if (key[j] < threshold.key || (at && equal_before < threshold.at_most)) {
-                chosen[less_before + min(equal_before, threshold.at_most)] =
-                    static_cast<int32_t>(first) + j;
+                chosen[less_before + min(equal_before, threshold.at_most)] = first + j;
             }
             less_before += key[j] < threshold.key ? 1 : 0;
             equal_before += at ? 1 : 0;
@@ -138,16 +137,16 @@ __global__ void __launch_bounds__(kChoiceThreads)
     const int64_t row = args.first + blockIdx.x;
     const int32_t i = args.rows.row_sequence[row];
     const bool exists = args.rows.slot[i] >= 0;
-    const int64_t visible = args.rows.position[i] + row - args.rows.begin[i] + 1;
+    const auto visible = static_cast<int32_t>(args.rows.position[i] + row - args.rows.begin[i] + 1);
     const int32_t pool = args.params.pool;
-    const int64_t pools = exists ? pools_to_rank(args.params, visible) : 0;
+    const int32_t pools = exists ? pools_to_rank(args.params, visible) : 0;
     const int32_t wanted = args.params.topk / pool;
-    const auto topk = static_cast<int64_t>(wanted) * pool;
-    const int64_t used = pools == 0 ? 0 : topk + visible - pools * pool;
+    const int32_t topk = wanted * pool;
+    const int32_t used = pools == 0 ? 0 : topk + visible - pools * pool;
     int32_t* out = args.selected.data + row * args.selected.stride;
     for (int64_t k = used + threadIdx.x; k < args.selected.cols; k += kChoiceThreads) out[k] = -1;
     if (threadIdx.x == 0) {
-        args.count[row] = !exists ? 0 : pools == 0 ? -1 : static_cast<int32_t>(used);
+        args.count[row] = !exists ? 0 : pools == 0 ? -1 : used;
     }
     if (pools == 0) return;
     const uint32_t* keys = args.keys + int64_t{blockIdx.x} * args.key_stride;
@@ -159,8 +158,8 @@ __global__ void __launch_bounds__(kChoiceThreads)
     for (int32_t k = static_cast<int32_t>(threadIdx.x); k < topk; k += kChoiceThreads) {
         out[k] = chosen[k / pool] * pool + k % pool;
     }
-    for (int64_t k = topk + threadIdx.x; k < used; k += kChoiceThreads) {
-        out[k] = static_cast<int32_t>(pools * pool + k - topk);
+    for (int32_t k = topk + static_cast<int32_t>(threadIdx.x); k < used; k += kChoiceThreads) {
+        out[k] = pools * pool + k - topk;
     }
 }
 

@@ -29,7 +29,7 @@ struct Scoring {
     IndexCache cache;
     IndexParams params;
     Rows rows;
-    int64_t first;  // row of the launch
+    int32_t first;  // row of the launch
     int32_t count;  // rows of the launch
     int32_t tile;   // rows of a thread block
     uint32_t* keys;
@@ -56,34 +56,35 @@ __device__ __forceinline__ uint32_t sort_key(float score) {
 }
 
 // Pools to rank of a row that sees `visible` tokens: 0 where it attends to all of them.
-__device__ __forceinline__ int64_t pools_to_rank(const IndexParams& params, int64_t visible) {
-    const int64_t pools = visible / params.pool;
+__device__ __forceinline__ int32_t pools_to_rank(const IndexParams& params, int32_t visible) {
+    const int32_t pools = visible / params.pool;
     return pools <= params.topk / params.pool ? 0 : pools;
 }
 
 struct RowTile {
-    int64_t row;      // first
-    int64_t visible;  // tokens that the first row sees
     int64_t slot;
+    int32_t row;  // first
     int32_t rows;
+    int32_t visible;  // tokens that the first row sees
 };
 
 // The rows of this thread block; none: a sequence of no slot, or a number that no tile has.
-__device__ inline RowTile find_tile(const Scoring& args, RowTile* shared) {
+__device__ __forceinline__ RowTile find_tile(const Scoring& args, RowTile* shared) {
     if (threadIdx.x == 0) shared->rows = 0;
     __syncthreads();
-    const auto number = static_cast<int64_t>(blockIdx.y);
+    const auto number = static_cast<int32_t>(blockIdx.y);
+#pragma unroll 1
     for (int32_t i = static_cast<int32_t>(threadIdx.x); i < args.rows.sequences;
          i += static_cast<int32_t>(blockDim.x)) {
-        const int64_t begin = args.rows.begin[i];
-        const int64_t first = max(begin, args.first);
-        const int64_t end = min(int64_t{args.rows.begin[i + 1]}, args.first + args.count);
-        const int64_t position = args.rows.position[i];
-        const int64_t slot = args.rows.slot[i];
-        const int64_t row = first + (number - (first - args.first) / args.tile - i) * args.tile;
-        if (slot < 0 || row < first || row >= end) continue;
-        *shared = {row, position + row - begin + 1, slot,
-                   static_cast<int32_t>(min(end - row, int64_t{args.tile}))};
+        const int32_t begin = args.rows.begin[i];
+        const int32_t first = max(begin, args.first);
+        const int32_t end = min(args.rows.begin[i + 1], args.first + args.count);
+        const int32_t position = args.rows.position[i];
+        const int32_t slot = args.rows.slot[i];
+        const int32_t of_sequence = number - (first - args.first) / args.tile - i;
+        const int32_t row = first + of_sequence * args.tile;
+        if (slot < 0 || of_sequence < 0 || row >= end) continue;
+        *shared = {slot, row, min(end - row, args.tile), position + row - begin + 1};
     }
     __syncthreads();
     return *shared;
@@ -93,14 +94,14 @@ __device__ inline RowTile find_tile(const Scoring& args, RowTile* shared) {
 // apart; zeros for lines from `valid` on and up to a multiple of four floats. All lanes of a warp.
 __device__ __forceinline__ void stage_lines(float* to, const float* from, int64_t stride,
                                             int64_t channels, int first, int step, int lines,
-                                            int64_t valid) {
+                                            int valid) {
     const int c = static_cast<int>(threadIdx.x) % 32 * 4;
     if (c >= channels) return;
     const bool aligned =
         reinterpret_cast<uintptr_t>(from) % 16 == 0 && stride % 4 == 0 && channels % 4 == 0;
     int line = first;
     if (aligned) {
-        const auto whole = static_cast<int>(min(valid, static_cast<int64_t>(lines)));
+        const int whole = min(valid, lines);
 #pragma unroll 4
         for (; line < whole; line += step) {
             copy_async_16(to + line * kStride + c, from + line * stride + c);
@@ -162,7 +163,7 @@ __device__ __forceinline__ void multiply(float (&match)[kGroupHeads][kPools], co
 // The scores of `count` pools from `first` on for the row of this warp, of the group's heads only.
 template <int kPools>
 __device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring& args,
-                                           const RowTile& tile, int64_t first, int64_t count,
+                                           const RowTile& tile, int32_t first, int32_t count,
                                            bool works, bool staged, float* shared) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -172,7 +173,8 @@ __device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring
     float* weights = pools + (kPoolLanes * kPools + args.tile * kHeads) * kStride + warp * kHeads;
     const int64_t d = args.params.head_dim;
     const bool one = args.params.heads <= kHeads && d <= kChannels;
-    const float* from = args.cache.pools.data + tile.slot * args.cache.pools.stride + first * d;
+    const float* from =
+        args.cache.pools.data + tile.slot * args.cache.pools.stride + int64_t{first} * d;
     for (int32_t head = 0; head < args.params.heads; head += kHeads) {
         float match[kGroupHeads][kPools] = {};
         for (int64_t channel = 0; channel < d; channel += kChannels) {
@@ -216,15 +218,15 @@ __global__ void __launch_bounds__(kMostRows * 32, 2)
     constexpr int kTile = kPoolLanes * kPools;
     const RowTile tile = find_tile(args, &found);
     if (tile.rows == 0) return;
-    const int64_t most = pools_to_rank(args.params, tile.visible + tile.rows - 1);
+    const int32_t most = pools_to_rank(args.params, tile.visible + tile.rows - 1);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int group = lane % 2 + lane / 16 * 2;
-    const int64_t own = warp < tile.rows ? pools_to_rank(args.params, tile.visible + warp) : 0;
+    const int32_t own = warp < tile.rows ? pools_to_rank(args.params, tile.visible + warp) : 0;
     uint32_t* keys = args.keys + (tile.row - args.first + warp) * args.key_stride;
     bool staged = false;
-    for (int64_t first = int64_t{blockIdx.x} * kTile; first < most;
-         first += int64_t{gridDim.x} * kTile) {
+    const auto step = static_cast<int32_t>(gridDim.x) * kTile;
+    for (int32_t first = static_cast<int32_t>(blockIdx.x) * kTile; first < most; first += step) {
         float score[kPools] = {};
         score_tile(score, args, tile, first, most - first, first < own, staged,
                    reinterpret_cast<float*>(shared_scores));
@@ -234,7 +236,7 @@ __global__ void __launch_bounds__(kMostRows * 32, 2)
         for (int j = 0; j < kPools; ++j) {
             score[j] += __shfl_xor_sync(0xffffffffu, score[j], 1);
             score[j] += __shfl_xor_sync(0xffffffffu, score[j], 16);
-            const int64_t p = first + j * kPoolLanes + lane / 2 % kPoolLanes;
+            const int32_t p = first + j * kPoolLanes + lane / 2 % kPoolLanes;
             if (j % kGroups == group && p < own) keys[p] = sort_key(score[j]);
         }
     }

@@ -13,73 +13,97 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kMaxPool = 64;
 constexpr int64_t kScoreBlocks = 2048;  // a few for each place that a large device has for one
 constexpr int64_t kKeyLimit = int64_t{1} << 26;  // scores held at once
 
-struct Sequence {
-    int64_t slot;
-    int64_t first;     // row
-    int64_t position;  // of its first row
-    int64_t end;       // position behind its last row
+struct Pooling {
+    IndexCache cache;
+    View<const float> key;
+    View<const float> gate;
+    const float* ape;
+    int32_t pool;
+    int32_t d;
+    Rows rows;
 };
 
-__device__ Sequence sequence_of(const Rows& rows, int64_t row) {
+// One row, and where its sequence lies.
+struct Token {
+    int32_t slot;
+    int32_t begin;     // first row of the sequence
+    int32_t position;  // of that row
+    int32_t end;       // position behind the last row
+    int32_t at;        // position of this row
+};
+
+__device__ __forceinline__ Token token_of(const Rows& rows, int32_t row) {
     const int32_t i = rows.row_sequence[row];
-    const int64_t first = rows.begin[i];
-    const int64_t position = rows.position[i];
-    return {rows.slot[i], first, position, position + rows.begin[i + 1] - first};
+    const int32_t begin = rows.begin[i];
+    const int32_t position = rows.position[i];
+    return {rows.slot[i], begin, position, position + rows.begin[i + 1] - begin,
+            position + row - begin};
 }
 
-// A row that completes a pool writes it: softmax over the pool's tokens, per channel.
-__global__ void __launch_bounds__(kThreads)
-    pool_kernel(IndexCache cache, View<const float> key, View<const float> gate, const float* ape,
-                int32_t pool, int64_t d, const __grid_constant__ Rows rows) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    const int64_t row = blockIdx.x;
-    const Sequence s = sequence_of(rows, row);
-    const int64_t last = s.position + row - s.first;
-    if (s.slot < 0 || (last + 1) % pool != 0) return;
-    const float* ring = cache.ring.data + s.slot * cache.ring.stride;
-    float* to = cache.pools.data + s.slot * cache.pools.stride + last / pool * d;
-    for (int64_t c = threadIdx.x; c < d; c += kThreads) {
-        const auto token = [&](int32_t j, bool of_gate) {
-            const int64_t t = last - pool + 1 + j;
-            if (t < s.position) return ring[t % cache.ring_size * 2 * d + (of_gate ? d : 0) + c];
-            const View<const float>& from = of_gate ? gate : key;
-            return from.data[(s.first + t - s.position) * from.stride + c];
-        };
-        float largest = token(0, true) + ape[c];
-        for (int32_t j = 1; j < pool; ++j) {
-            largest = fmaxf(largest, token(j, true) + ape[j * d + c]);
+// Channel c of the pool whose last token is this row: softmax over the pool's tokens.
+__device__ __forceinline__ float pool_channel(const Pooling& args, const Token& token,
+                                              const float* ring, int32_t c) {
+    const int32_t first = token.at + 1 - args.pool;
+    const auto value = [&](int32_t j, bool of_gate) {
+        const int32_t t = first + j;
+        if (t < token.position) {
+            return ring[int64_t{t % args.cache.ring_size} * 2 * args.d + (of_gate ? args.d : 0) +
+                        c];
         }
-        float sum = 0.0f;
-        float weighted = 0.0f;
-        for (int32_t j = 0; j < pool; ++j) {
-            const float weight = expf(token(j, true) + ape[j * d + c] - largest);
-            sum += weight;
-            weighted += weight * token(j, false);
-        }
-        to[c] = weighted / sum;
+        const View<const float>& from = of_gate ? args.gate : args.key;
+        return from.data[(token.begin + t - token.position) * from.stride + c];
+    };
+    float largest = value(0, true) + args.ape[c];
+    for (int32_t j = 1; j < args.pool; ++j) {
+        largest = fmaxf(largest, value(j, true) + args.ape[j * args.d + c]);
     }
+    float sum = 0.0f;
+    float weighted = 0.0f;
+    for (int32_t j = 0; j < args.pool; ++j) {
+        const float weight = expf(value(j, true) + args.ape[j * args.d + c] - largest);
+        sum += weight;
+        weighted += weight * value(j, false);
+    }
+    return weighted / sum;
 }
 
-// After all pools are made: the last ring_size rows of each sequence into its ring.
-__global__ void __launch_bounds__(kThreads)
-    ring_kernel(IndexCache cache, View<const float> key, View<const float> gate, int64_t d,
-                const __grid_constant__ Rows rows) {
+// A row that completes a pool writes it; the last ring_size rows of a sequence go into its ring.
+// One pool may begin before the rows: it is made of ring tokens, so the row that completes it also
+// writes what replaces them, channel by channel, and the rows whose own that is leave it alone.
+__global__ void __launch_bounds__(kThreads) pool_kernel(const __grid_constant__ Pooling args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    const int64_t row = blockIdx.x;
-    const Sequence s = sequence_of(rows, row);
-    const int64_t t = s.position + row - s.first;
-    if (s.slot < 0 || t < s.end - cache.ring_size) return;
-    float* to = cache.ring.data + s.slot * cache.ring.stride + t % cache.ring_size * 2 * d;
-    for (int64_t c = threadIdx.x; c < d; c += kThreads) {
-        to[c] = key.data[row * key.stride + c];
-        to[d + c] = gate.data[row * gate.stride + c];
+    const Token token = token_of(args.rows, static_cast<int32_t>(blockIdx.x));
+    if (token.slot < 0) return;
+    const int32_t size = args.cache.ring_size;
+    const int32_t d = args.d;
+    float* ring = args.cache.ring.data + token.slot * args.cache.ring.stride;
+    float* pools = args.cache.pools.data + token.slot * args.cache.pools.stride;
+    const int32_t first = token.position / args.pool * args.pool;
+    const bool straddles = first + args.pool <= token.end;
+    const int32_t old = straddles ? token.position - first : 0;  // ring tokens of that pool
+    const auto keep = [&](int32_t t, int32_t c) {
+        const int64_t row = token.begin + t - token.position;
+        ring[int64_t{t % size} * 2 * d + c] = args.key.data[row * args.key.stride + c];
+        ring[int64_t{t % size} * 2 * d + d + c] = args.gate.data[row * args.gate.stride + c];
+    };
+    const bool keeps = token.at >= token.end - size && (token.at - first) % size >= old;
+    const bool completes = (token.at + 1) % args.pool == 0;
+    for (int32_t c = static_cast<int32_t>(threadIdx.x); c < d; c += kThreads) {
+        if (completes) {
+            pools[int64_t{token.at / args.pool} * d + c] = pool_channel(args, token, ring, c);
+        }
+        if (keeps) keep(token.at, c);
+        if (token.at != first + args.pool - 1) continue;
+        for (int32_t t = first; t < first + old; ++t) {
+            const int32_t last = t + (token.end - 1 - t) / size * size;  // in the place of t
+            if (last > t) keep(last, c);
+        }
     }
 }
 
@@ -138,10 +162,8 @@ void index_pool(const IndexCache& cache, View<const float> key, View<const float
                 cache.ring.cols == cache.ring_size * 2 * d,
             "index_pool: key and gate (m, d), ring (slots, ring_size 2 d)");
     if (rows.m == 0) return;
-    const auto blocks = static_cast<unsigned>(rows.m);
-    launch_dependent(pool_kernel, blocks, kThreads, 0, stream, cache, key, gate, ape, params.pool,
-                     d, rows);
-    launch_dependent(ring_kernel, blocks, kThreads, 0, stream, cache, key, gate, d, rows);
+    const Pooling pooling = {cache, key, gate, ape, params.pool, params.head_dim, rows};
+    launch_dependent(pool_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream, pooling);
 }
 
 int64_t index_keys(int64_t rows, const IndexCache& cache, const IndexParams& params) {
@@ -168,8 +190,8 @@ void index_select(View<int32_t> selected, int32_t* count, View<const float> quer
     for (int64_t first = 0; first < rows.m; first += step) {
         const auto count_rows = static_cast<int32_t>(std::min(step, rows.m - first));
         if (may_rank) {
-            score({query, weight, cache, params, rows, first, count_rows, tile_rows(rows), keys,
-                   pools},
+            score({query, weight, cache, params, rows, static_cast<int32_t>(first), count_rows,
+                   tile_rows(rows), keys, pools},
                   kernels, stream);
         }
         const index::Choosing choosing = {selected, count, params, rows, first, keys, pools};
