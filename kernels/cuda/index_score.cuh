@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of pools for the rows of a pass, as keys whose ascending order is that of falling scores.
 //
-// A thread block scores tiles of pools for a few rows of one sequence, a row per warp. A thread
-// takes kGroupHeads heads of its warp's row and kPools pools, so that what it reads from shared
-// memory is used kPools or kGroupHeads times. However the pass is cut, a score is one arithmetic:
-// channels in order, the heads of a group in order, then the groups as a tree.
+// A thread block scores tiles of pools for a few rows of one sequence: kSplit warps a row, each
+// with its part of a tile. A thread takes kGroupHeads heads of its row and kPools pools, so that
+// what it reads from shared memory is used kPools or kGroupHeads times. However the pass is cut, a
+// score is one arithmetic: channels in order, the heads of a group in order, then the groups as a
+// tree.
 #pragma once
 
 #include "kernels/cuda/async.cuh"
@@ -13,7 +14,7 @@
 
 namespace quadrille::cuda::index {
 
-constexpr int kMostRows = 4;    // of a thread block: its warps
+constexpr int kMostRows = 4;    // of a thread block
 constexpr int kGroupHeads = 8;  // heads of a thread
 constexpr int kGroups = 4;      // threads that share a pool
 constexpr int kPoolLanes = 8;   // threads that share the heads
@@ -36,9 +37,11 @@ struct Scoring {
     int64_t key_stride;
 };
 
-constexpr int score_shared(int pools, int rows) {
-    return (rows * kHeads + kPoolLanes * pools) * kStride * static_cast<int>(sizeof(float)) +
-           rows * kHeads * static_cast<int>(sizeof(float));
+constexpr int tile_pools(int pools, int split) {
+    return kPoolLanes * pools * split;
+}
+constexpr int score_shared(int tile, int rows) {
+    return ((rows * kHeads + tile) * kStride + rows * kHeads) * static_cast<int>(sizeof(float));
 }
 
 // Thread blocks along y: where sequence i has its tiles, without a table. Its first is number
@@ -118,15 +121,17 @@ __device__ __forceinline__ void stage_lines(float* to, const float* from, int64_
     }
 }
 
-// Heads from `head` on of this warp's row, channels from `channel` on, and what the heads' relu is
-// multiplied by.
+// Every step-th of the heads from `head` on of a row, channels from `channel` on, and what the
+// heads' relu is multiplied by.
 __device__ __forceinline__ void stage_queries(float* to, float* weights, const Scoring& args,
-                                              int64_t row, int32_t head, int64_t channel) {
+                                              int64_t row, int first, int step, int32_t head,
+                                              int64_t channel) {
     const int64_t d = args.params.head_dim;
     const int32_t heads = args.params.heads;
     const float* from = args.query.data + row * args.query.stride + head * d + channel;
-    stage_lines(to, from, d, min(d - channel, static_cast<int64_t>(kChannels)), 0, 1, kHeads,
+    stage_lines(to, from, d, min(d - channel, static_cast<int64_t>(kChannels)), first, step, kHeads,
                 heads - head);
+    if (first != 0) return;
     const float scale =
         1.0f / sqrtf(static_cast<float>(heads)) * (1.0f / sqrtf(static_cast<float>(d)));
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -138,7 +143,8 @@ __device__ __forceinline__ void stage_queries(float* to, float* weights, const S
 template <int kPools>
 __device__ __forceinline__ void multiply(float (&match)[kGroupHeads][kPools], const float* query,
                                          const float* pools, int vectors) {
-#pragma unroll 2
+    // Four pools: as many registers as two thread blocks of eight warps have.
+#pragma unroll kPools == 4 ? 1 : 2
     for (int v = 0; v < vectors; ++v) {
         float4 a[kGroupHeads];
 #pragma unroll
@@ -160,17 +166,35 @@ __device__ __forceinline__ void multiply(float (&match)[kGroupHeads][kPools], co
     }
 }
 
-// The scores of `count` pools from `first` on for the row of this warp, of the group's heads only.
-template <int kPools>
-__device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring& args,
-                                           const RowTile& tile, int32_t first, int32_t count,
-                                           bool works, bool staged, float* shared) {
+// What a thread works on.
+struct Place {
+    int row;    // of the tile
+    int part;   // of the row's warps
+    int group;  // of heads
+    int pool;   // of the tile: its first
+};
+
+// Lanes 2 i and 2 i + 1 read the same pool, lanes i and i + 2 the same heads: 16 lanes then take
+// one turn of shared memory instead of two.
+template <int kPools, int kSplit>
+__device__ __forceinline__ Place place_of() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int group = lane % 2 + lane / 16 * 2;
+    const int part = warp % kSplit;
+    return {warp / kSplit, part, lane % 2 + lane / 16 * 2,
+            part * kPoolLanes * kPools + lane / 2 % kPoolLanes};
+}
+
+// The scores of the pools from `first` on, `count` that exist, of one group of heads of one row.
+template <int kPools, int kSplit>
+__device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring& args,
+                                           const RowTile& tile, const Place& place, int32_t first,
+                                           int32_t count, bool works, bool staged, float* shared) {
+    constexpr int kTile = tile_pools(kPools, kSplit);
+    const int warp = place.row * kSplit + place.part;
     float* pools = shared;
-    float* queries = pools + kPoolLanes * kPools * kStride + warp * kHeads * kStride;
-    float* weights = pools + (kPoolLanes * kPools + args.tile * kHeads) * kStride + warp * kHeads;
+    float* queries = pools + (kTile + place.row * kHeads) * kStride;
+    float* weights = pools + (kTile + args.tile * kHeads) * kStride + place.row * kHeads;
     const int64_t d = args.params.head_dim;
     const bool one = args.params.heads <= kHeads && d <= kChannels;
     const float* from =
@@ -179,23 +203,23 @@ __device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring
         float match[kGroupHeads][kPools] = {};
         for (int64_t channel = 0; channel < d; channel += kChannels) {
             __syncthreads();  // all have read what was there
-            if (warp < tile.rows && (!one || !staged)) {
-                stage_queries(queries, weights, args, tile.row + warp, head, channel);
+            if (place.row < tile.rows && (!one || !staged)) {
+                stage_queries(queries, weights, args, tile.row + place.row, place.part, kSplit,
+                              head, channel);
             }
             const int64_t channels = min(d - channel, static_cast<int64_t>(kChannels));
-            stage_lines(pools, from + channel, d, channels, warp, args.tile, kPoolLanes * kPools,
-                        count);
+            stage_lines(pools, from + channel, d, channels, warp, args.tile * kSplit, kTile, count);
             copy_async_commit();
             copy_async_wait<0>();
             __syncthreads();
             if (!works) continue;
-            multiply(match, queries + group * kStride, pools + lane / 2 % kPoolLanes * kStride,
+            multiply(match, queries + place.group * kStride, pools + place.pool * kStride,
                      (static_cast<int>(channels) + 3) / 4);
         }
         if (!works) continue;
 #pragma unroll
         for (int i = 0; i < kGroupHeads; ++i) {
-            const float weight = weights[group + i * kGroups];
+            const float weight = weights[place.group + i * kGroups];
 #pragma unroll
             for (int j = 0; j < kPools; ++j) {
                 // A NaN stays one.
@@ -205,39 +229,38 @@ __device__ __forceinline__ void score_tile(float (&score)[kPools], const Scoring
     }
 }
 
-// sum_h weight[h] relu(query[h] . pool / sqrt(d)) / sqrt(heads). Threads: 32 a row of the tile.
-// Lanes 2 i and 2 i + 1 read the same pool, lanes i and i + 2 the same heads: 16 lanes then take
-// one turn of shared memory instead of two.
-template <int kPools>
-__global__ void __launch_bounds__(kMostRows * 32, 2)
+// sum_h weight[h] relu(query[h] . pool / sqrt(d)) / sqrt(heads). Threads: 32 kSplit a row of a
+// tile.
+template <int kPools, int kSplit>
+__global__ void __launch_bounds__(kMostRows* kSplit * 32, 2)
     score_kernel(const __grid_constant__ Scoring args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
     extern __shared__ float4 shared_scores[];
     __shared__ RowTile found;
-    constexpr int kTile = kPoolLanes * kPools;
+    constexpr int kTile = tile_pools(kPools, kSplit);
     const RowTile tile = find_tile(args, &found);
     if (tile.rows == 0) return;
+    const Place place = place_of<kPools, kSplit>();
     const int32_t most = pools_to_rank(args.params, tile.visible + tile.rows - 1);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int group = lane % 2 + lane / 16 * 2;
-    const int32_t own = warp < tile.rows ? pools_to_rank(args.params, tile.visible + warp) : 0;
-    uint32_t* keys = args.keys + (tile.row - args.first + warp) * args.key_stride;
+    const int32_t own =
+        place.row < tile.rows ? pools_to_rank(args.params, tile.visible + place.row) : 0;
+    uint32_t* keys = args.keys + (tile.row - args.first + place.row) * args.key_stride;
     bool staged = false;
     const auto step = static_cast<int32_t>(gridDim.x) * kTile;
     for (int32_t first = static_cast<int32_t>(blockIdx.x) * kTile; first < most; first += step) {
         float score[kPools] = {};
-        score_tile(score, args, tile, first, most - first, first < own, staged,
-                   reinterpret_cast<float*>(shared_scores));
+        const bool works = first + place.part * kPoolLanes * kPools < own;
+        score_tile<kPools, kSplit>(score, args, tile, place, first, most - first, works, staged,
+                                   reinterpret_cast<float*>(shared_scores));
         staged = true;
-        if (first >= own) continue;
+        if (!works) continue;
 #pragma unroll
         for (int j = 0; j < kPools; ++j) {
             score[j] += __shfl_xor_sync(0xffffffffu, score[j], 1);
             score[j] += __shfl_xor_sync(0xffffffffu, score[j], 16);
-            const int32_t p = first + j * kPoolLanes + lane / 2 % kPoolLanes;
-            if (j % kGroups == group && p < own) keys[p] = sort_key(score[j]);
+            const int32_t p = first + place.pool + j * kPoolLanes;
+            if (j % kGroups == place.group && p < own) keys[p] = sort_key(score[j]);
         }
     }
 }

@@ -114,30 +114,31 @@ int32_t tile_rows(const Rows& rows) {
     return (mean + tiles - 1) / tiles;
 }
 
-template <int kPools>
+template <int kPools, int kSplit>
 void launch_scores(const index::Scoring& scoring, KernelSet& kernels, LaunchStream stream) {
-    const auto kernel = index::score_kernel<kPools>;
-    kernels.allow_shared(kernel, index::score_shared(kPools, index::kMostRows));
-    const int64_t tile = index::kPoolLanes * kPools;
+    const auto kernel = index::score_kernel<kPools, kSplit>;
+    const int tile = index::tile_pools(kPools, kSplit);
+    kernels.allow_shared(kernel, index::score_shared(tile, index::kMostRows));
     const int64_t rows = index::tile_bound(scoring);
     const int64_t pools =
         std::clamp<int64_t>(kScoreBlocks / rows, 1, (scoring.key_stride + tile - 1) / tile);
     const dim3 grid(static_cast<unsigned>(pools), static_cast<unsigned>(rows));
-    launch_dependent(kernel, grid, scoring.tile * 32, index::score_shared(kPools, scoring.tile),
-                     stream, scoring);
+    launch_dependent(kernel, grid, scoring.tile * kSplit * 32,
+                     index::score_shared(tile, scoring.tile), stream, scoring);
 }
 
-// Few rows spread over the device only in small tiles of pools; many read shared memory less with
-// large ones. The bits are the same.
+// Few rows spread over the device only in small tiles of pools. Many read shared memory least with
+// eight pools a thread, but only four rows then fill a multiprocessor evenly. The bits are the
+// same.
 void score(const index::Scoring& scoring, KernelSet& kernels, LaunchStream stream) {
     const int32_t tiles =
         std::max(scoring.rows.sequences, (scoring.count + scoring.tile - 1) / scoring.tile);
     if (tiles <= 2) {
-        launch_scores<2>(scoring, kernels, stream);
-    } else if (tiles <= 8) {
-        launch_scores<4>(scoring, kernels, stream);
+        launch_scores<2, 1>(scoring, kernels, stream);
+    } else if (tiles <= 8 || scoring.tile < index::kMostRows) {
+        launch_scores<4, 2>(scoring, kernels, stream);
     } else {
-        launch_scores<8>(scoring, kernels, stream);
+        launch_scores<8, 1>(scoring, kernels, stream);
     }
 }
 
