@@ -45,10 +45,10 @@ constexpr int score_shared(int tile, int rows) {
 }
 
 // Thread blocks along y: where sequence i has its tiles, without a table. Its first is number
-// (row in the launch) / tile + i, which leaves room for every tile before it, at times one too
-// many.
-inline int64_t tile_bound(const Scoring& args) {
-    return args.count / args.tile + args.rows.sequences;
+// (row in the launch + i (tile - 1)) / tile, which leaves room for every tile before it: each
+// sequence moves the next by (rows + tile - 1) / tile or more.
+constexpr int64_t first_tile(int64_t row, int64_t sequence, int64_t tile) {
+    return (row + sequence * (tile - 1)) / tile;
 }
 
 // Ascending keys are descending scores; a NaN counts as -inf and -0 as 0.
@@ -84,7 +84,7 @@ __device__ __forceinline__ RowTile find_tile(const Scoring& args, RowTile* share
         const int32_t end = min(args.rows.begin[i + 1], args.first + args.count);
         const int32_t position = args.rows.position[i];
         const int32_t slot = args.rows.slot[i];
-        const int32_t of_sequence = number - (first - args.first) / args.tile - i;
+        const int32_t of_sequence = number - (first - args.first + i * (args.tile - 1)) / args.tile;
         const int32_t row = first + of_sequence * args.tile;
         if (slot < 0 || of_sequence < 0 || row >= end) continue;
         *shared = {slot, row, min(end - row, args.tile), position + row - begin + 1};

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kMaxPool = 64;
-constexpr int64_t kScoreBlocks = 2048;  // a few for each place that a large device has for one
+constexpr int64_t kFewBlocks = 512;    // of a launch: all at once on a large device
+constexpr int64_t kManyBlocks = 2048;  // several turns, so that the last one matters little
 constexpr int64_t kKeyLimit = int64_t{1} << 26;  // scores held at once
 
 struct Pooling {
@@ -115,13 +116,14 @@ int32_t tile_rows(const Rows& rows) {
 }
 
 template <int kPools, int kSplit>
-void launch_scores(const index::Scoring& scoring, KernelSet& kernels, LaunchStream stream) {
+void launch_scores(const index::Scoring& scoring, int64_t blocks, KernelSet& kernels,
+                   LaunchStream stream) {
     const auto kernel = index::score_kernel<kPools, kSplit>;
     const int tile = index::tile_pools(kPools, kSplit);
     kernels.allow_shared(kernel, index::score_shared(tile, index::kMostRows));
-    const int64_t rows = index::tile_bound(scoring);
+    const int64_t rows = index::first_tile(scoring.count, scoring.rows.sequences, scoring.tile);
     const int64_t pools =
-        std::clamp<int64_t>(kScoreBlocks / rows, 1, (scoring.key_stride + tile - 1) / tile);
+        std::clamp<int64_t>(blocks / rows, 1, (scoring.key_stride + tile - 1) / tile);
     const dim3 grid(static_cast<unsigned>(pools), static_cast<unsigned>(rows));
     launch_dependent(kernel, grid, scoring.tile * kSplit * 32,
                      index::score_shared(tile, scoring.tile), stream, scoring);
@@ -129,16 +131,17 @@ void launch_scores(const index::Scoring& scoring, KernelSet& kernels, LaunchStre
 
 // Few rows spread over the device only in small tiles of pools. Many read shared memory least with
 // eight pools a thread, but only four rows then fill a multiprocessor evenly. The bits are the
-// same.
+// same. Only the device knows how many tiles there are: blocks walk over them, and one that finds
+// none takes time as well.
 void score(const index::Scoring& scoring, KernelSet& kernels, LaunchStream stream) {
     const int32_t tiles =
         std::max(scoring.rows.sequences, (scoring.count + scoring.tile - 1) / scoring.tile);
     if (tiles <= 2) {
-        launch_scores<2, 1>(scoring, kernels, stream);
+        launch_scores<2, 1>(scoring, kFewBlocks, kernels, stream);
     } else if (tiles <= 8 || scoring.tile < index::kMostRows) {
-        launch_scores<4, 2>(scoring, kernels, stream);
+        launch_scores<4, 2>(scoring, tiles <= 8 ? kFewBlocks : kManyBlocks, kernels, stream);
     } else {
-        launch_scores<8, 1>(scoring, kernels, stream);
+        launch_scores<8, 1>(scoring, kManyBlocks, kernels, stream);
     }
 }
 
