@@ -58,7 +58,7 @@ if [ ! -f "$build/build.ninja" ]; then
 fi
 logs=$build/gpu-check
 mkdir -p "$logs"
-tests=(rows products moe sequence draft)
+tests=(rows products moe sequence indexer draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
     tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
     tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench
@@ -211,7 +211,7 @@ if command -v compute-sanitizer >/dev/null; then
         --target-processes all "$build/jobs/quadrille" generate --backend cuda --limit 2 --k 4 \
         --target tests/data/models/demo-full-4bpw --draft tests/data/models/demo-dflash2 \
         --prompts "$files/prompts.h5" --max-new-tokens 6 --out "$files/memcheck.h5"
-    for t in rows sequence draft moe products; do
+    for t in rows sequence indexer draft moe products; do
         for tool in memcheck racecheck; do
             # A test asks for too much memory on purpose: failed API calls are no finding.
             if [ $tool = memcheck ]; then api='--report-api-errors no'; else api=; fi

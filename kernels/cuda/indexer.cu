@@ -108,10 +108,19 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const __grid_constant__ 
     }
 }
 
+constexpr int kMostTile = std::max(index::tile_pools(8, 1), index::tile_pools(4, 2));
+
+// The most rows of a thread block: one less on the smallest devices.
+int32_t most_rows(const KernelSet& kernels) {
+    static_assert(index::score_shared(kMostTile, index::kMostRows - 1) <= 98 * 1024);
+    const bool fit = index::score_shared(kMostTile, index::kMostRows) <= kernels.shared_limit();
+    return fit ? index::kMostRows : index::kMostRows - 1;
+}
+
 // The rows of a thread block: as many as a sequence has on average, in equal tiles.
-int32_t tile_rows(const Rows& rows) {
+int32_t tile_rows(const Rows& rows, int32_t most) {
     const int32_t mean = (rows.m + rows.sequences - 1) / std::max(rows.sequences, 1);
-    const int32_t tiles = (mean + index::kMostRows - 1) / index::kMostRows;
+    const int32_t tiles = (mean + most - 1) / most;
     return (mean + tiles - 1) / tiles;
 }
 
@@ -120,7 +129,7 @@ void launch_scores(const index::Scoring& scoring, int64_t blocks, KernelSet& ker
                    LaunchStream stream) {
     const auto kernel = index::score_kernel<kPools, kSplit>;
     const int tile = index::tile_pools(kPools, kSplit);
-    kernels.allow_shared(kernel, index::score_shared(tile, index::kMostRows));
+    kernels.allow_shared(kernel, index::score_shared(tile, most_rows(kernels)));
     const int64_t rows = index::first_tile(scoring.count, scoring.rows.sequences, scoring.tile);
     const int64_t pools =
         std::clamp<int64_t>(blocks / rows, 1, (scoring.key_stride + tile - 1) / tile);
@@ -195,7 +204,7 @@ void index_select(View<int32_t> selected, int32_t* count, View<const float> quer
         const auto count_rows = static_cast<int32_t>(std::min(step, rows.m - first));
         if (may_rank) {
             score({query, weight, cache, params, rows, static_cast<int32_t>(first), count_rows,
-                   tile_rows(rows), keys, pools},
+                   tile_rows(rows, most_rows(kernels)), keys, pools},
                   kernels, stream);
         }
         const index::Choosing choosing = {selected, count, params, rows, first, keys, pools};
