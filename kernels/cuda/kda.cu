@@ -233,11 +233,14 @@ __global__ void __launch_bounds__(Split<kDim>::kSteps + Split<kDim>::kPrepare, 1
     for (int32_t start = -kChunk; start < total; start += kChunk) {
         const int turn = start / kChunk & 1;
         const int32_t next = start + kChunk;
+        const bool fills = next < total;
         if (!steps) {
-            if (next < total) rows.fill(chunks[turn ^ 1], next, min(kChunk, total - next));
-        } else if (start >= 0) {
-            for (int i = 0; i < min(kChunk, total - start); ++i) {
+            if (fills) rows.fill(chunks[turn ^ 1], next, min(kChunk, total - next));
+        } else {
+            for (int i = 0; i < kChunk; ++i) {
+                if (fills && (i == kChunk / 3 || i == 2 * kChunk / 3)) rows.sync();  // of fill
                 const int32_t own = start + i - at.pending;
+                if (start < 0 || start + i >= total) continue;
                 if (own < 0) {
                     state.template step<false>(chunks[turn], i, column, nullptr);
                 } else {

@@ -103,7 +103,13 @@ class KdaRows {
         return count > 0;
     }
 
-    // Everything the recurrence needs of `count` timeline rows from `start`.
+    // A barrier of the whole thread block: not __syncthreads(), it is met from two places.
+    static __device__ void sync() {
+        asm volatile("bar.sync %0, %1;" ::"n"(1), "n"(kFirst + kThreads) : "memory");
+    }
+
+    // Everything the recurrence needs of `count` timeline rows from `start`. Two times sync(), in
+    // which the other threads take part.
     __device__ void fill(KdaShared<kDim>& to, int32_t start, int count) {
         s_ = &to;
         locate_rows(start);
@@ -187,14 +193,6 @@ class KdaRows {
         return static_cast<int>(threadIdx.x) - kFirst;
     }
     // Between the functions of a chunk.
-    static __device__ void sync() {
-        if (kWhole) {
-            __syncthreads();
-        } else {
-            asm volatile("bar.sync %0, %1;" ::"n"(1), "n"(kThreads) : "memory");
-        }
-    }
-
     // Channels of this head of timeline row t; those of k and v follow after c() and 2 c().
     __device__ const float* raw(int32_t t) const {
         const float* own = args_.qkv.data + int64_t{at_.first + t - at_.pending} * args_.qkv.stride;
