@@ -65,8 +65,7 @@ int32_t attribute_of(cudaDeviceAttr attribute, int32_t device) {
 
 CudaBackend::CudaBackend(int32_t device)
     : device_name_(use_device(device)),
-      processors_(attribute_of(cudaDevAttrMultiProcessorCount, device)),
-      kernels_(stream_.get().overlaps) {
+      processors_(attribute_of(cudaDevAttrMultiProcessorCount, device)) {
     check_image();
 }
 

@@ -105,7 +105,7 @@ void CudaBackend::moe_rows(MoePass& pass) {
     if (pass.pairs() == 0 || pass.experts.count == 0) {
         parts.experts = 0;
         parts.early = false;
-        return cuda::combine(pass.out, parts, kernels_.overlaps(), stream_.get());
+        return cuda::combine(pass.out, parts, stream_.get());
     }
     moe_hidden(pass);
     moe_down_inputs(pass);
@@ -121,8 +121,7 @@ void CudaBackend::moe_rows(MoePass& pass) {
         parts.pair_stride = columns;
         Combination part = parts;
         if (part.shared != nullptr) part.shared += first;
-        cuda::combine(pass.out.slice_cols(first, columns), part, kernels_.overlaps(),
-                      stream_.get());
+        cuda::combine(pass.out.slice_cols(first, columns), part, stream_.get());
     }
 }
 
@@ -142,8 +141,7 @@ void CudaBackend::moe_slab(MoePass& pass) {
         grouping.tiles = scope.take<RowTile>(grouping.most_tiles);
         grouping.tile_count = scope.take<int32_t>(1);
         grouping.order = scope.take<int32_t>(grouping.capacity);
-        group_pairs(grouping, pass.ids, experts.count, pass.tile_rows, kernels_.overlaps(),
-                    stream_.get());
+        group_pairs(grouping, pass.ids, experts.count, pass.tile_rows, stream_.get());
         pass.hidden = scope.take<float>(2 * pass.hidden_stride());
         pass.rotated = scope.take<uint2>(rotated_size(grouping.capacity, pass.down.k_padded));
         pass.by_pair = scope.take<float>(

@@ -93,7 +93,7 @@ void CudaBackend::moe_hidden(MoePass& pass) {
         rotation.slots = static_cast<int32_t>(pass.ids.cols);
         rotation.out = rotated;
         rotation.out_stride = rotated_stride;
-        rotate(rotation, k_padded, grouping.most_tiles, 2, kernels_.overlaps(), stream_.get());
+        rotate(rotation, k_padded, grouping.most_tiles, 2, stream_.get());
         pass.tiles_early = true;
     }
     const uint4* fragments = nullptr;
@@ -140,7 +140,7 @@ void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t
     args.out = hidden_out(pass, member);
     if (pass.tile_rows <= kStreamRows) {
         return native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
-                             members, processors_, kernels_, stream_.get());
+                             members, processors_, stream_.get());
     }
     if (fragments == nullptr) {
         auto* split = scope.take<uint4>(split_size(grouping.capacity, shape.k));
@@ -164,14 +164,12 @@ void CudaBackend::moe_down_inputs(MoePass& pass) {
         rotation.up = pass.hidden + pass.hidden_stride();
         rotation.limit = pass.experts.limit;
         rotation.out = pass.rotated;
-        rotate(rotation, pass.down.k_padded, grouping.most_tiles, 1, kernels_.overlaps(),
-               stream_.get());
+        rotate(rotation, pass.down.k_padded, grouping.most_tiles, 1, stream_.get());
         pass.tiles_early = true;
     }
     if (pass.down.has_native()) {
         swiglu_tiles(pass.hidden, pass.hidden + pass.hidden_stride(), pass.experts.max_width,
-                     pass.experts.experts, grouping, pass.experts.limit, kernels_.overlaps(),
-                     stream_.get());
+                     pass.experts.experts, grouping, pass.experts.limit, stream_.get());
         pass.tiles_early = true;
     }
 }
@@ -217,7 +215,7 @@ void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns)
         args.out = out;
         if (pass.tile_rows <= kStreamRows) {
             native_stream(args, kind.dtype, pass.down.n, grouping.most_tiles, pass.tile_rows, 1,
-                          processors_, kernels_, stream_.get());
+                          processors_, stream_.get());
             continue;
         }
         auto* split = scope.take<uint4>(split_size(grouping.capacity, pass.down.k));

@@ -107,7 +107,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotation.out = rotated;
             rotation.out_tiles = args.rotated_tiles;
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
-                   1, kernels_.overlaps(), stream_.get());
+                   1, stream_.get());
         }
         launch_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
     }
@@ -135,7 +135,7 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
             const int32_t rows = x.rows <= 8 ? 8 : kStreamRows;
             native_stream(args, weight.dtype, weight.n,
                           static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors_,
-                          kernels_, stream_.get());
+                          stream_.get());
             continue;
         }
         Workspace::Scope scope(workspace_);

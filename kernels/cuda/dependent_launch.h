@@ -49,10 +49,5 @@ void launch_dependent(void (*kernel)(Parameters...), dim3 grid, int threads, int
     config.numAttrs = stream.overlaps ? 1 : 0;
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
-template <class Argument>
-void launch_dependent(void (*kernel)(Argument), dim3 grid, int threads, int shared, bool overlap,
-                      cudaStream_t stream, const Argument& argument) {
-    launch_dependent(kernel, grid, threads, shared, LaunchStream{stream, overlap}, argument);
-}
 
 }  // namespace quadrille::cuda

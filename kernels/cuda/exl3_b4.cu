@@ -5,6 +5,6 @@
 namespace quadrille::cuda {
 
 template void launch_exl3<4>(const Exl3Plan&, const Exl3Product&, dim3, bool, int32_t, KernelSet&,
-                             cudaStream_t);
+                             LaunchStream);
 
 }  // namespace quadrille::cuda

@@ -62,10 +62,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 }  // namespace
 
-void finish_exl3_large(const Exl3Product& args, KernelSet& kernels, cudaStream_t stream) {
+void finish_exl3_large(const Exl3Product& args, LaunchStream stream) {
     const dim3 grid(static_cast<unsigned>(args.column_blocks),
                     static_cast<unsigned>((args.m + kWarps - 1) / kWarps));
-    launch_dependent(exl3_large_end_kernel, grid, kWarps * 32, 0, kernels.overlaps(), stream, args);
+    launch_dependent(exl3_large_end_kernel, grid, kWarps * 32, 0, stream, args);
 }
 
 }  // namespace quadrille::cuda

@@ -6,7 +6,7 @@ namespace quadrille::cuda {
 namespace {
 
 void launch_bits(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
-                 int32_t shared, KernelSet& kernels, cudaStream_t stream) {
+                 int32_t shared, KernelSet& kernels, LaunchStream stream) {
     const bool mul1 = w.codebook == Codebook::mul1;
     switch (w.bits) {
         case 1:
@@ -33,7 +33,7 @@ void launch_bits(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
 }  // namespace
 
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
-                 KernelSet& kernels, cudaStream_t stream) {
+                 KernelSet& kernels, LaunchStream stream) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     require(grid.y < 65536, "EXL3 product: fewer than 65536 row tiles");
     require(plan.units_of_rank() * plan.ranks >= args.units, "EXL3 plan of all units");
@@ -46,7 +46,7 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
     int32_t shared = plan.large ? large_shared_bytes(w.bits) : shared_bytes(args, plan.groups, w);
     if (plan.alone) shared = kernels.shared_alone(shared);
     launch_bits(plan, args, grid, w, shared, kernels, stream);
-    if (plan.large && plan.ranks > 1) finish_exl3_large(args, kernels, stream);
+    if (plan.large && plan.ranks > 1) finish_exl3_large(args, stream);
 }
 
 }  // namespace quadrille::cuda

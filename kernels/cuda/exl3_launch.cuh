@@ -11,27 +11,26 @@ namespace quadrille::cuda {
 
 template <int kBits, bool kMul1, int kGroups, int kTeams>
 void launch_exl3_instance(const Exl3Product& args, dim3 grid, int32_t shared, KernelSet& kernels,
-                          cudaStream_t stream) {
+                          LaunchStream stream) {
     const auto kernel = exl3_product_kernel<kBits, kMul1, kGroups, kTeams>;
     kernels.allow_shared(kernel, kernels.shared_limit());
-    launch_dependent(kernel, grid, 32 * args.teams * team_warps(args.halves), shared,
-                     kernels.overlaps(), stream, args);
+    launch_dependent(kernel, grid, 32 * args.teams * team_warps(args.halves), shared, stream, args);
 }
 
 // A thread block owns two blocks of columns; which index of the grid they are: row_tile().
 template <int kBits, bool kMul1>
 void launch_exl3_large(const Exl3Product& args, dim3 grid, int32_t shared, KernelSet& kernels,
-                       cudaStream_t stream) {
+                       LaunchStream stream) {
     const auto kernel = exl3_large_kernel<kBits, kMul1>;
     kernels.allow_shared(kernel, kernels.shared_limit());
     grid.x = (grid.x + 1) / 2;
     if (args.table == nullptr) grid = dim3(grid.y, grid.x, grid.z);
-    launch_dependent(kernel, grid, kLargeThreads, shared, kernels.overlaps(), stream, args);
+    launch_dependent(kernel, grid, kLargeThreads, shared, stream, args);
 }
 
 template <int kBits, bool kMul1>
 void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t shared,
-                          KernelSet& kernels, cudaStream_t stream) {
+                          KernelSet& kernels, LaunchStream stream) {
     if (plan.large) return launch_exl3_large<kBits, kMul1>(args, grid, shared, kernels, stream);
     const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
     switch (plan.groups) {
@@ -52,7 +51,7 @@ void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 gr
 
 template <int kBits>
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, bool mul1,
-                 int32_t shared, KernelSet& kernels, cudaStream_t stream) {
+                 int32_t shared, KernelSet& kernels, LaunchStream stream) {
     if (mul1) {
         launch_exl3_codebook<kBits, true>(plan, args, grid, shared, kernels, stream);
     } else {

@@ -12,14 +12,14 @@ namespace quadrille::cuda {
 // kBits 1..8, one file each. shared: bytes of dynamic shared memory.
 template <int kBits>
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, bool mul1,
-                 int32_t shared, KernelSet& kernels, cudaStream_t stream);
+                 int32_t shared, KernelSet& kernels, LaunchStream stream);
 
 // args with its plan applied. w: its matrix, or one of the launch's kind (bits, codebook family)
 // and as large as the largest of its table.
 void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const Matrix& w,
-                 KernelSet& kernels, cudaStream_t stream);
+                 KernelSet& kernels, LaunchStream stream);
 
 // The last step of a product of many rows (exl3_large.cuh) that several ranks have shared.
-void finish_exl3_large(const Exl3Product& args, KernelSet& kernels, cudaStream_t stream);
+void finish_exl3_large(const Exl3Product& args, LaunchStream stream);
 
 }  // namespace quadrille::cuda

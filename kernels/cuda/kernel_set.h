@@ -12,9 +12,8 @@ namespace quadrille::cuda {
 // Dynamic and static shared memory count together; beyond 48 KB the limit must be raised.
 class KernelSet {
   public:
-    // overlaps: the device can start a kernel before the one before it has ended.
     // Of the current device.
-    explicit KernelSet(bool overlaps) : overlaps_(overlaps) {
+    KernelSet() {
         int device = 0;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetAttribute(&shared_limit_, cudaDevAttrMaxSharedMemoryPerBlockOptin,
@@ -22,8 +21,6 @@ class KernelSet {
         CUDA_CHECK(cudaDeviceGetAttribute(&shared_of_processor_,
                                           cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
     }
-    bool overlaps() const { return overlaps_; }
-
     // The most dynamic shared memory of a thread block, less 1 KB for its static part.
     int32_t shared_limit() const { return shared_limit_ - 1024; }
     // At least `bytes`, and so much that no two thread blocks fit on a multiprocessor.
@@ -40,7 +37,6 @@ class KernelSet {
     }
 
   private:
-    bool overlaps_;
     int32_t shared_limit_ = 0;
     int32_t shared_of_processor_ = 0;
     std::set<const void*> ready_;

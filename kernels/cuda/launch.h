@@ -54,7 +54,7 @@ struct Grouping {
 int64_t grouped_positions(int64_t pairs, int32_t experts);
 int32_t grouped_tiles(int64_t pairs, int32_t experts, int32_t tile_rows);
 void group_pairs(const Grouping& grouping, View<const int32_t> ids, int32_t experts,
-                 int32_t tile_rows, bool overlap, cudaStream_t stream);
+                 int32_t tile_rows, LaunchStream stream);
 // out (m, n): Backend::moe's sums. by_pair (pairs * segments, n), shared (segments, m, n) or
 // nullptr, the first element of both at the first column of out.
 struct Combination {
@@ -71,9 +71,9 @@ struct Combination {
     // waited before it let this one start.
     bool early = false;
 };
-void combine(View<float> out, const Combination& parts, bool overlap, cudaStream_t stream);
+void combine(View<float> out, const Combination& parts, LaunchStream stream);
 // gate (positions of the tiles, width) = swiglu(gate, up), rows `stride` apart.
 void swiglu_tiles(float* gate, const float* up, int64_t stride, const Mlp* table,
-                  const Grouping& grouping, float limit, bool overlap, cudaStream_t stream);
+                  const Grouping& grouping, float limit, LaunchStream stream);
 
 }  // namespace quadrille::cuda

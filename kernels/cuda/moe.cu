@@ -233,15 +233,15 @@ int32_t grouped_tiles(int64_t pairs, int32_t experts, int32_t tile_rows) {
 }
 
 void group_pairs(const Grouping& grouping, View<const int32_t> ids, int32_t experts,
-                 int32_t tile_rows, bool overlap, cudaStream_t stream) {
+                 int32_t tile_rows, LaunchStream stream) {
     require(experts <= 4096, "moe: at most 4096 experts");
     require(tile_rows % 8 == 0, "moe: tiles of whole groups of 8 rows");
     const auto shared = static_cast<int>(experts * 2 * sizeof(int32_t));
-    launch_dependent(group_pairs_kernel, dim3(1), kGroupThreads, shared, overlap, stream,
+    launch_dependent(group_pairs_kernel, dim3(1), kGroupThreads, shared, stream,
                      PairGrouping{grouping, ids, experts, tile_rows});
 }
 
-void combine(View<float> out, const Combination& parts, bool overlap, cudaStream_t stream) {
+void combine(View<float> out, const Combination& parts, LaunchStream stream) {
     require(parts.segments == 1 || parts.segments == 2 || parts.segments == 4,
             "moe: 1, 2 or 4 segments");
     if (out.rows == 0 || out.cols == 0) return;
@@ -250,15 +250,15 @@ void combine(View<float> out, const Combination& parts, bool overlap, cudaStream
     const auto kernel = parts.segments == 1   ? combine_kernel<1>
                         : parts.segments == 2 ? combine_kernel<2>
                                               : combine_kernel<4>;
-    launch_dependent(kernel, grid, kThreads, 0, overlap, stream, CombineArgs{out, parts});
+    launch_dependent(kernel, grid, kThreads, 0, stream, CombineArgs{out, parts});
 }
 
 void swiglu_tiles(float* gate, const float* up, int64_t stride, const Mlp* table,
-                  const Grouping& grouping, float limit, bool overlap, cudaStream_t stream) {
+                  const Grouping& grouping, float limit, LaunchStream stream) {
     if (grouping.most_tiles == 0) return;
     const dim3 grid(static_cast<unsigned>((stride + kThreads - 1) / kThreads),
                     static_cast<unsigned>(grouping.most_tiles));
-    launch_dependent(swiglu_tiles_kernel, grid, kThreads, 0, overlap, stream,
+    launch_dependent(swiglu_tiles_kernel, grid, kThreads, 0, stream,
                      SwigluTiles{gate, up, stride, table, grouping, limit});
 }
 

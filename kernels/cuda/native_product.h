@@ -47,8 +47,7 @@ QUADRILLE_HOST_DEVICE constexpr int64_t native_span(int64_t width) {
 
 // Streams the weights past up to 16 rows a tile: bound by memory. n: the most outputs.
 void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t tiles,
-                   int32_t tile_rows, int32_t members, int32_t processors, const KernelSet& kernels,
-                   cudaStream_t stream);
+                   int32_t tile_rows, int32_t members, int32_t processors, LaunchStream stream);
 
 // 256 columns x 64 rows a thread block, bf16, from fragments; a matrix of several segments only
 // with out.by_segment.

@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kWarps * 32, kGroups* kColumns == 1 ? 2 : 1)
 
 template <Dtype kDtype, int kGroups, int kColumns>
 void launch(const NativeProduct& product, int64_t n, dim3 grid, int32_t resident,
-            const KernelSet& kernels, cudaStream_t stream) {
+            LaunchStream stream) {
     // As many blocks as the device holds, each with the same number of column tiles but the last.
     constexpr int kResident = kGroups * kColumns == 1 ? 2 : 1;
     const int64_t columns = (n + 16 * kColumns - 1) / (16 * kColumns);
@@ -283,29 +283,28 @@ void launch(const NativeProduct& product, int64_t n, dim3 grid, int32_t resident
         std::max<int64_t>(1, int64_t{resident} * kResident / (int64_t{grid.x} * grid.z));
     const int64_t rounds = product.table != nullptr ? 1 : (columns + limit - 1) / limit;
     grid.y = static_cast<unsigned>((columns + rounds - 1) / rounds);
-    launch_dependent(native_stream_kernel<kDtype, kGroups, kColumns>, grid, kWarps * 32, 0,
-                     kernels.overlaps(), stream, product);
+    launch_dependent(native_stream_kernel<kDtype, kGroups, kColumns>, grid, kWarps * 32, 0, stream,
+                     product);
 }
 
 template <Dtype kDtype>
 void launch(const NativeProduct& product, int64_t n, dim3 grid, int32_t groups, int32_t columns,
-            int32_t processors, const KernelSet& kernels, cudaStream_t stream) {
+            int32_t processors, LaunchStream stream) {
     if (groups == 1 && columns == 1) {
-        launch<kDtype, 1, 1>(product, n, grid, processors, kernels, stream);
+        launch<kDtype, 1, 1>(product, n, grid, processors, stream);
     } else if (groups == 1) {
-        launch<kDtype, 1, 2>(product, n, grid, processors, kernels, stream);
+        launch<kDtype, 1, 2>(product, n, grid, processors, stream);
     } else if (columns == 1) {
-        launch<kDtype, 2, 1>(product, n, grid, processors, kernels, stream);
+        launch<kDtype, 2, 1>(product, n, grid, processors, stream);
     } else {
-        launch<kDtype, 2, 2>(product, n, grid, processors, kernels, stream);
+        launch<kDtype, 2, 2>(product, n, grid, processors, stream);
     }
 }
 
 }  // namespace
 
 void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t tiles,
-                   int32_t tile_rows, int32_t members, int32_t processors, const KernelSet& kernels,
-                   cudaStream_t stream) {
+                   int32_t tile_rows, int32_t members, int32_t processors, LaunchStream stream) {
     if (tiles == 0 || n == 0) return;
     require(tile_rows == 8 || tile_rows == 16, "native_stream: tiles of 8 or 16 rows");
     const dim3 grid(static_cast<unsigned>(tiles), 1, static_cast<unsigned>(members));
@@ -316,14 +315,11 @@ void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t
     const int32_t columns = many && n / 32 * tiles * members >= processors ? 2 : 1;
     switch (dtype) {
         case Dtype::bf16:
-            return launch<Dtype::bf16>(product, n, grid, groups, columns, processors, kernels,
-                                       stream);
+            return launch<Dtype::bf16>(product, n, grid, groups, columns, processors, stream);
         case Dtype::f16:
-            return launch<Dtype::f16>(product, n, grid, groups, columns, processors, kernels,
-                                      stream);
+            return launch<Dtype::f16>(product, n, grid, groups, columns, processors, stream);
         case Dtype::f32:
-            return launch<Dtype::f32>(product, n, grid, groups, columns, processors, kernels,
-                                      stream);
+            return launch<Dtype::f32>(product, n, grid, groups, columns, processors, stream);
         default:
             require(false, "native weights are bf16, f16 or f32");
     }

@@ -110,13 +110,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 }  // namespace
 
-void rotate(Rotation rotation, int64_t k_padded, int32_t tiles, int32_t members, bool overlap,
-            cudaStream_t stream) {
+void rotate(Rotation rotation, int64_t k_padded, int32_t tiles, int32_t members,
+            LaunchStream stream) {
     if (tiles == 0) return;
     rotation.members = members;
     const dim3 grid(static_cast<unsigned>(k_padded / exl3::kBlock), static_cast<unsigned>(tiles),
                     static_cast<unsigned>(members * ((rotation.tile_rows + 7) / 8)));
-    launch_dependent(rotate_kernel, grid, kWarps * 32, 0, overlap, stream, rotation);
+    launch_dependent(rotate_kernel, grid, kWarps * 32, 0, stream, rotation);
 }
 
 }  // namespace quadrille::cuda

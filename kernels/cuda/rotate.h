@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/exl3_product.h"
+#include "kernels/cuda/handles.h"
 
 #include <cuda_runtime.h>
 
@@ -25,7 +26,7 @@ struct Rotation {
     int32_t m = 0;  // positions, without tiles
     const RowTile* tiles = nullptr;
     bool tiles_early = false;  // as Exl3Product: they, order and the x that it leads to
-    int32_t tile_rows = 64;  // the most of a tile
+    int32_t tile_rows = 64;    // the most of a tile
 
     Matrix matrix{};  // or, of a tile's expert, member `member` + z
     const Mlp* table = nullptr;
@@ -42,7 +43,7 @@ constexpr int64_t rotated_size(int64_t positions, int64_t k_padded) {
     return (positions + 7) / 8 * (k_padded / exl3::kTile) * 32;
 }
 
-void rotate(Rotation rotation, int64_t k_padded, int32_t tiles, int32_t members, bool overlap,
-            cudaStream_t stream);
+void rotate(Rotation rotation, int64_t k_padded, int32_t tiles, int32_t members,
+            LaunchStream stream);
 
 }  // namespace quadrille::cuda
