@@ -2,6 +2,7 @@
 // moe on the GPU: the pairs (row, slot) of a slab of rows are grouped by expert on the device; one
 // grouped launch per stage covers all experts, gate and up together. Results stay apart per pair
 // and segment and are summed in slot order, so a row's bits do not depend on the grouping.
+#include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe_pass.h"
@@ -21,10 +22,6 @@ constexpr int64_t kPairs = 8192;
 constexpr int64_t kPairsLarge = 32768;
 constexpr int64_t kEarlyRows = 16;  // whose sum over slots begins while a kernel ends
 constexpr int64_t kPairFloats = int64_t{64} << 20;  // of the down products held at once
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 
 Member over_all(std::span<const Mlp> table, int32_t member) {
     Member all;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The products of the experts: of each kind of matrix a launch over all experts, their inputs
 // rotated by themselves where they are few, else by a kernel before.
+#include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/moe_pass.h"
 #include "kernels/cuda/rotate.h"
@@ -10,10 +11,6 @@
 namespace quadrille::cuda {
 
 namespace {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 
 void set_tiles(NativeProduct& args, const Grouping& grouping) {
     args.tiles = grouping.tiles;

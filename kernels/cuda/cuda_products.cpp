@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear on the GPU: shapes, slabs of rows that bound the scratch of a long prefill, and which
 // kernel takes them. A row's bits depend on none of it.
+#include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/exl3_launch.h"
 #include "kernels/cuda/launch.h"
@@ -14,9 +15,6 @@ namespace {
 
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of partial sums held at once
 constexpr int64_t kNativeSlab = 1024;                 // rows split into fragments at once
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 
 void require_matrix(const Matrix& w) {
     require(w.k < kMostChannels && w.n < kMostChannels,

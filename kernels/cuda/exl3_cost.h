@@ -5,6 +5,7 @@
 // better than that, being wrong alike. Other devices differ, but in the same direction.
 #pragma once
 
+#include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/exl3_product.h"
 
 namespace quadrille::cuda {
@@ -21,9 +22,6 @@ struct Exl3Work {
     bool gated = false;   // inputs are swiglu of two
 };
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 inline int32_t blocks_of(const Matrix& w) {
     return segment_end(w, w.segments - 1);
 }

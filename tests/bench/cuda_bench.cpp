@@ -6,7 +6,6 @@
 #include "tests/bench/gpu_bench.h"
 
 #include <cstdio>
-#include <optional>
 
 namespace quadrille::cuda {
 namespace {

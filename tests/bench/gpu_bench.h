@@ -13,7 +13,6 @@
 #include <functional>
 #include <map>
 #include <random>
-#include <span>
 #include <string>
 #include <vector>
 
