@@ -16,6 +16,13 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* globa
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     copy_async_16(shared_address(shared), global);
 }
+// Zeros where there is nothing: `global` is any address of the kind, and not read.
+__device__ __forceinline__ void copy_async_16_or_zero(uint32_t shared, const void* global,
+                                                      bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(real ? 16 : 0)
+                 : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

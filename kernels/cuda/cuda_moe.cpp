@@ -33,7 +33,10 @@ Member over_all(std::span<const Mlp> table, int32_t member) {
         }
         all.k = std::max(all.k, w.k);
         all.n = std::max(all.n, w.n);
-        if (!w.is_exl3()) continue;
+        if (!w.is_exl3()) {
+            all.fragments = all.fragments && native_fragments(w);
+            continue;
+        }
         all.aligned = all.aligned && reinterpret_cast<uintptr_t>(w.suh) % 8 == 0;
         all.k_padded = std::max(all.k_padded, w.k_padded);
         all.n_padded = std::max(all.n_padded, w.n_padded);
@@ -55,17 +58,12 @@ void require_experts(std::span<const Mlp> table, const MoeWeights& experts, int6
     }
 }
 
-// Rows of a tile that the experts' kernels take, for about `rows` rows of a busy expert.
-int32_t tile_rows_for(const Exl3Plan& plan, const Member& gate, const Member& down) {
-    if (!gate.has_native() && !down.has_native()) return plan.rows();
-    // Native kernels take 8 or 16 rows; 64 if all of them are bf16.
-    if (plan.rows() <= kStreamRows) return plan.rows();
-    for (const Member* member : {&gate, &down}) {
-        for (const Kind& kind : member->kinds) {
-            if (!kind.exl3 && kind.dtype != Dtype::bf16) return kStreamRows;
-        }
-    }
-    return kNativeTileRows;
+// Rows of a tile that the kernels of all members take; plan: of EXL3 ones.
+int32_t tile_rows_for(const Exl3Plan& plan, const MoePass& pass) {
+    // Native kernels take 8 or 16 rows; 64 from fragments.
+    if (!pass.has_native() || plan.rows() <= kStreamRows) return plan.rows();
+    const bool fragments = pass.gate.fragments && pass.up.fragments && pass.down.fragments;
+    return fragments ? kNativeTileRows : kStreamRows;
 }
 
 }  // namespace
@@ -131,9 +129,10 @@ void CudaBackend::moe_slab(MoePass& pass) {
     if (pairs > 0 && experts.count > 0) {
         const Exl3Plan plan =
             plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, exl3_device());
-        pass.tile_rows = tile_rows_for(plan, pass.gate, pass.down);
+        pass.tile_rows = tile_rows_for(plan, pass);
         Grouping& grouping = pass.grouping;
-        grouping.capacity = (grouped_positions(pairs, experts.count) + 7) / 8 * 8;
+        grouping.align = pass.has_native() ? kNativeGroupRows : 8;
+        grouping.capacity = grouped_positions(pairs, experts.count, grouping.align);
         grouping.most_tiles = grouped_tiles(pairs, experts.count, pass.tile_rows);
         grouping.tiles = scope.take<RowTile>(grouping.most_tiles);
         grouping.tile_count = scope.take<int32_t>(1);
@@ -181,8 +180,8 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
     pass.up = over_all(table, 1);
     pass.down = over_all(table, 2);
     require(table.empty() || pass.down.n == out.cols, "moe: experts as wide as out");
-    const bool large = !pass.gate.has_native() && !pass.down.has_native() &&
-                       exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits);
+    const bool large =
+        !pass.has_native() && exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits);
     const int64_t slab =
         std::max<int64_t>((large ? kPairsLarge : kPairs) / std::max<int64_t>(ids.cols, 1), 1);
     for (int64_t first = 0; first < in.rows; first += slab) {

@@ -145,7 +145,7 @@ void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t
         fragments = split;
     }
     args.fragments = fragments;
-    native_tiled(args, shape.n, grouping.most_tiles, members, kernels_, stream_.get());
+    native_tiled(args, shape.n, grouping.most_tiles, members, processors_, kernels_, stream_.get());
 }
 
 // Inputs of down, as far as its products do not make them: rotated ones, and swiglu in the place of
@@ -218,7 +218,8 @@ void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns)
         auto* split = scope.take<uint4>(split_size(grouping.capacity, pass.down.k));
         split_rows(split, args, pass.down.k, grouping.most_tiles, stream_.get());
         args.fragments = split;
-        native_tiled(args, pass.down.n, grouping.most_tiles, 1, kernels_, stream_.get());
+        native_tiled(args, pass.down.n, grouping.most_tiles, 1, processors_, kernels_,
+                     stream_.get());
     }
 }
 

@@ -113,11 +113,10 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
 
 void CudaBackend::native_product(const ProductOut& out, View<const float> in,
                                  const Matrix& weight) {
-    // Tiles of 64 rows x 256 columns where they fill the device; else the weights are streamed
-    // again for every 16 rows, from the cache.
-    const int64_t blocks = ceil_div(weight.n, 256) * ceil_div(in.rows, kNativeTileRows);
-    const bool tiled =
-        weight.dtype == Dtype::bf16 && in.rows > kStreamRows && blocks >= processors_;
+    // Tiled where that takes enough thread blocks; else the weights are streamed again for every 16
+    // rows, from the cache.
+    const int64_t blocks = ceil_div(weight.n, 64) * ceil_div(in.rows, kNativeTileRows);
+    const bool tiled = in.rows > 8 && native_fragments(weight) && blocks >= processors_ / 4;
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
     const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
     for (int64_t first = 0; first < in.rows; first += slab) {
@@ -130,7 +129,8 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
         args.out = out;
         args.out.data += first * out.row_stride;
         if (!tiled) {
-            const int32_t rows = x.rows <= 8 ? 8 : kStreamRows;
+            const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= processors_;
+            const int32_t rows = x.rows <= 8 || few ? 8 : kStreamRows;
             native_stream(args, weight.dtype, weight.n,
                           static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors_,
                           stream_.get());
@@ -141,7 +141,7 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
         auto* fragments = scope.take<uint4>(split_size(x.rows, weight.k));
         split_rows(fragments, args, weight.k, tiles, stream_.get());
         args.fragments = fragments;
-        native_tiled(args, weight.n, tiles, 1, kernels_, stream_.get());
+        native_tiled(args, weight.n, tiles, 1, processors_, kernels_, stream_.get());
     }
 }
 

@@ -48,10 +48,11 @@ struct Grouping {
     RowTile* tiles = nullptr;
     int32_t* tile_count = nullptr;
     int32_t* order = nullptr;
+    int32_t align = 8;       // an expert's positions begin at a multiple of it, of 8 at least
     int64_t capacity = 0;    // grouped_positions(...)
     int32_t most_tiles = 0;  // grouped_tiles(...)
 };
-int64_t grouped_positions(int64_t pairs, int32_t experts);
+int64_t grouped_positions(int64_t pairs, int32_t experts, int32_t align);
 int32_t grouped_tiles(int64_t pairs, int32_t experts, int32_t tile_rows);
 void group_pairs(const Grouping& grouping, View<const int32_t> ids, int32_t experts,
                  int32_t tile_rows, LaunchStream stream);

@@ -15,10 +15,6 @@ namespace {
 constexpr int kGroupThreads = 1024;
 constexpr int kThreads = 256;
 
-__device__ int32_t padded(int32_t count) {
-    return (count + 7) / 8 * 8;
-}
-
 struct PairGrouping {
     Grouping out;
     View<const int32_t> ids;
@@ -31,6 +27,9 @@ struct PairGrouping {
         const uint32_t row = static_cast<uint32_t>(pair) / slots;
         const int32_t e = ids.data[row * ids.stride + static_cast<uint32_t>(pair) % slots];
         return e >= 0 && e < experts ? e : -1;
+    }
+    __device__ int32_t padded(int32_t rows) const {
+        return (rows + out.align - 1) / out.align * out.align;
     }
     __device__ int32_t tiles_of(int32_t rows) const { return (rows + tile_rows - 1) / tile_rows; }
 };
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(kGroupThreads)
     const int32_t last = min(first + each, args.experts);
     Place own = {0, 0};
     for (int32_t e = first; e < last; ++e) {
-        own.position += padded(rows[e]);
+        own.position += args.padded(rows[e]);
         own.tile += args.tiles_of(rows[e]);
     }
     Place place = place_of_thread(own, totals);
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(kGroupThreads)
             args.out.tiles[place.tile++] = {e, place.position + r,
                                             min(args.tile_rows, rows[e] - r)};
         }
-        place.position += padded(rows[e]);
+        place.position += args.padded(rows[e]);
     }
     if (thread == kGroupThreads - 1) *args.out.tile_count = place.tile;
     __syncthreads();
@@ -222,8 +221,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t grouped_positions(int64_t pairs, int32_t experts) {
-    return pairs + 7 * std::min<int64_t>(pairs, experts);
+int64_t grouped_positions(int64_t pairs, int32_t experts, int32_t align) {
+    const int64_t most = pairs + (align - 1) * std::min<int64_t>(pairs, experts);
+    return (most + align - 1) / align * align;
 }
 
 int32_t grouped_tiles(int64_t pairs, int32_t experts, int32_t tile_rows) {

@@ -44,8 +44,9 @@ struct Member {
     int64_t n = 0;
     int64_t k_padded = 0;
     int64_t n_padded = 0;
-    Matrix widest;        // of the EXL3 ones, for plans
-    bool aligned = true;  // their input scales, as products want them that rotate
+    Matrix widest;          // of the EXL3 ones, for plans
+    bool aligned = true;    // their input scales, as products want them that rotate
+    bool fragments = true;  // of the native ones: native_fragments
 
     bool has_exl3() const { return widest.is_exl3(); }
     bool has_native() const {
@@ -74,6 +75,7 @@ struct MoePass {
     bool tiles_early = false;
     bool down_inside = false;  // its EXL3 products rotate their inputs
 
+    bool has_native() const { return gate.has_native() || up.has_native() || down.has_native(); }
     int64_t pairs() const { return ids.rows * ids.cols; }
     int64_t hidden_stride() const { return grouping.capacity * experts.max_width; }
 };

@@ -40,6 +40,7 @@ struct NativeProduct {
 // The most rows the streaming kernel takes at once; beyond it bf16 weights want split fragments.
 inline constexpr int32_t kStreamRows = 16;
 inline constexpr int32_t kNativeTileRows = 64;
+inline constexpr int32_t kNativeGroupRows = 16;  // of a fragment: tiles begin at whole ones
 
 QUADRILLE_HOST_DEVICE constexpr int64_t native_span(int64_t width) {
     return ((width + 7) / 8 + 63) / 64 * 64;
@@ -49,17 +50,20 @@ QUADRILLE_HOST_DEVICE constexpr int64_t native_span(int64_t width) {
 void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t tiles,
                    int32_t tile_rows, int32_t members, int32_t processors, LaunchStream stream);
 
-// 256 columns x 64 rows a thread block, bf16, from fragments; a matrix of several segments only
-// with out.by_segment.
+// From fragments, which `native_fragments` allows; a matrix of several segments only with
+// out.by_segment. tiles: of experts, else of kNativeTileRows of the rows.
 void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_t members,
-                  KernelSet& kernels, LaunchStream stream);
+                  int32_t processors, KernelSet& kernels, LaunchStream stream);
+
+// bf16 that can be copied 16 bytes at a time, and segments begin at multiples of 64 inputs.
+bool native_fragments(const Matrix& w);
 
 // Two-term fragments of m rows (or of the tiles of `product`), k inputs padded to 64: per group of
-// 8 rows and 32 inputs, 32 lanes of 4 + 4 words (high terms, low terms).
+// 16 rows and 32 inputs, 32 lanes of four A operands: high and low terms of 16 inputs, twice.
 void split_rows(uint4* fragments, const NativeProduct& product, int64_t k, int32_t tiles,
                 LaunchStream stream);
 constexpr int64_t split_size(int64_t positions, int64_t k) {
-    return (positions + 7) / 8 * ((k + 63) / 64 * 2) * 64;
+    return (positions + kNativeGroupRows - 1) / kNativeGroupRows * ((k + 63) / 64 * 2) * 128;
 }
 
 }  // namespace quadrille::cuda

@@ -15,14 +15,20 @@ namespace {
 
 constexpr int kWarps = 8;
 
-template <Dtype kDtype, int kGroups, int kColumns>
+// kFew: no more column tiles than multiprocessors: latency counts, and registers hold all that a
+// warp reads.
+template <Dtype kDtype, int kGroups, int kColumns, bool kFew>
 class StreamKernel {
   public:
     static constexpr bool kBf16 = kDtype == Dtype::bf16;
     static constexpr int kOutputs = 16 * kColumns;
     static constexpr int kRows = 8 * kGroups;
     // Steps of 64 inputs whose weights are under way: 4 to 8 KB a warp, as registers allow.
-    static constexpr int kDepth = kDtype == Dtype::f32 ? 2 / kColumns : kColumns == 1 ? 3 : 2;
+    static constexpr int kDepth = kFew                   ? (kDtype == Dtype::f32 ? 4 : 8)
+                                  : kDtype == Dtype::f32 ? 2 / kColumns
+                                  : kColumns == 1        ? 3
+                                                         : 2;
+    static constexpr int kAhead = kFew ? 2 : 1;  // steps whose inputs are, beside those at hand
 
     // Partial sums of two units in turn: one barrier a unit.
     struct Shared {
@@ -42,8 +48,13 @@ class StreamKernel {
         for (int i = 0; i < kDepth; ++i) next(ring[i], ahead);
         if (args_.table == nullptr) wait_for_earlier_kernels();  // the weights are under way
         Cursor here = begin();
-        Inputs x{};
-        load_inputs(x, here);
+        Cursor coming = here;
+        Inputs x[kAhead] = {};
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            load_inputs(x[i], coming);
+            advance(coming);
+        }
         float acc[kColumns][kGroups][4] = {};
         while (here.column < n_) {
 #pragma unroll
@@ -51,14 +62,17 @@ class StreamKernel {
                 if (here.column >= n_) break;
                 const Cursor now = here;
                 advance(here);
-                Inputs coming{};
-                load_inputs(coming, here);
-                accumulate(acc, ring[i], x);
+                Inputs last{};
+                load_inputs(last, kAhead == 1 ? here : coming);
+                if (kAhead > 1) advance(coming);
+                accumulate(acc, ring[i], x[0]);
                 next(ring[i], ahead);
                 if (here.segment != now.segment || here.column != now.column) {
                     finish(acc, now);
                 }
-                x = coming;
+#pragma unroll
+                for (int a = 0; a + 1 < kAhead; ++a) x[a] = x[a + 1];
+                x[kAhead - 1] = last;
             }
         }
     }
@@ -266,38 +280,41 @@ class StreamKernel {
     const float* x_[kGroups];
 };
 
-template <Dtype kDtype, int kGroups, int kColumns>
-__global__ void __launch_bounds__(kWarps * 32, kGroups* kColumns == 1 ? 2 : 1)
+template <Dtype kDtype, int kGroups, int kColumns, bool kFew>
+__global__ void __launch_bounds__(kWarps * 32, kGroups* kColumns == 1 && !kFew ? 2 : 1)
     native_stream_kernel(const __grid_constant__ NativeProduct args) {
-    __shared__ typename StreamKernel<kDtype, kGroups, kColumns>::Shared shared;
-    StreamKernel<kDtype, kGroups, kColumns>(args, shared).run();
+    __shared__ typename StreamKernel<kDtype, kGroups, kColumns, kFew>::Shared shared;
+    StreamKernel<kDtype, kGroups, kColumns, kFew>(args, shared).run();
 }
 
-template <Dtype kDtype, int kGroups, int kColumns>
+template <Dtype kDtype, int kGroups, int kColumns, bool kFew>
 void launch(const NativeProduct& product, int64_t n, dim3 grid, int32_t resident,
             LaunchStream stream) {
     // As many blocks as the device holds, each with the same number of column tiles but the last.
-    constexpr int kResident = kGroups * kColumns == 1 ? 2 : 1;
+    constexpr int kResident = kGroups * kColumns == 1 && !kFew ? 2 : 1;
     const int64_t columns = (n + 16 * kColumns - 1) / (16 * kColumns);
     const int64_t limit =
         std::max<int64_t>(1, int64_t{resident} * kResident / (int64_t{grid.x} * grid.z));
     const int64_t rounds = product.table != nullptr ? 1 : (columns + limit - 1) / limit;
     grid.y = static_cast<unsigned>((columns + rounds - 1) / rounds);
-    launch_dependent(native_stream_kernel<kDtype, kGroups, kColumns>, grid, kWarps * 32, 0, stream,
-                     product);
+    launch_dependent(native_stream_kernel<kDtype, kGroups, kColumns, kFew>, grid, kWarps * 32, 0,
+                     stream, product);
 }
 
 template <Dtype kDtype>
 void launch(const NativeProduct& product, int64_t n, dim3 grid, int32_t groups, int32_t columns,
             int32_t processors, LaunchStream stream) {
-    if (groups == 1 && columns == 1) {
-        launch<kDtype, 1, 1>(product, n, grid, processors, stream);
+    const bool few = product.table == nullptr && (n + 15) / 16 * int64_t{grid.x} <= processors;
+    if (groups == 1 && columns == 1 && few) {
+        launch<kDtype, 1, 1, true>(product, n, grid, processors, stream);
+    } else if (groups == 1 && columns == 1) {
+        launch<kDtype, 1, 1, false>(product, n, grid, processors, stream);
     } else if (groups == 1) {
-        launch<kDtype, 1, 2>(product, n, grid, processors, stream);
+        launch<kDtype, 1, 2, false>(product, n, grid, processors, stream);
     } else if (columns == 1) {
-        launch<kDtype, 2, 1>(product, n, grid, processors, stream);
+        launch<kDtype, 2, 1, false>(product, n, grid, processors, stream);
     } else {
-        launch<kDtype, 2, 2>(product, n, grid, processors, stream);
+        launch<kDtype, 2, 2, false>(product, n, grid, processors, stream);
     }
 }
 

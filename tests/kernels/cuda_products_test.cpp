@@ -185,6 +185,41 @@ TEST_F(CudaProducts, ManyRowsHaveTheBitsOfOne) {
     }
 }
 
+// Thread blocks of 64 and 128 columns, of 16 to 128 rows, whole and cut short; bf16 that is copied
+// 16 bytes at a time, and that is not (an odd number of inputs, segments that begin anywhere).
+TEST_F(CudaProducts, NativeRowsHaveTheBitsOfOneInTilesOfAnyShape) {
+    struct Case {
+        Shape shape;
+        std::vector<int64_t> segments;
+        std::vector<int64_t> rows;
+    };
+    for (const Case& one :
+         {Case{{2300, 328}, {0, 328}, {9, 16, 17, 31, 33, 64, 200}},
+          Case{{2117, 1000}, {0, 64, 448, 448, 1000}, {12, 30, 65, 130}},
+          Case{{2117, 264}, {0, 96, 264}, {30, 65}}, Case{{4223, 200}, {0, 72, 200}, {16, 40}},
+          Case{{2200, 77}, {0, 77}, {16, 70}}, Case{{9000, 136}, {0, 136}, {57, 128, 300}}}) {
+        const auto [n, k] = one.shape;
+        MatrixData data = MatrixData::native(random_, n, k, Dtype::bf16);
+        data.add_bias(random_);
+        Uploads uploads(*gpu_);
+        Matrix matrix = uploads.matrix(data.matrix());
+        matrix.segments = static_cast<int32_t>(std::ssize(one.segments)) - 1;
+        std::copy(one.segments.begin(), one.segments.end(), matrix.segment.begin());
+        const std::vector<float> pool = random_.normals(one.rows.back() * k);
+        std::vector<float> expected;
+        for (int64_t r = 0; r < one.rows.back(); r += 8) {
+            const int64_t count = std::min<int64_t>(8, one.rows.back() - r);
+            const auto part = run(*gpu_, matrix, rows_of(pool, k, r, count));
+            expected.insert(expected.end(), part.begin(), part.end());
+        }
+        for (const int64_t m : one.rows) {
+            const auto found = run(*gpu_, matrix, rows_of(pool, k, one.rows.back() - m, m), m % 3);
+            EXPECT_TRUE(same(found, rows_of(expected, n, one.rows.back() - m, m)))
+                << "n " << n << " k " << k << " m " << m;
+        }
+    }
+}
+
 TEST_F(CudaProducts, ManyRowsOfEveryKind) {
     for (const Kind& kind : kinds()) {
         const Shape shape{4200, 640};
