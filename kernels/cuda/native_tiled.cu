@@ -82,11 +82,11 @@ __global__ void __launch_bounds__(256)
 }
 
 // Few rows: bytes limit them, and thread blocks of few columns spread the weights over the device.
-using Few = Shape<1, 1, 8, 8, 2>;
-using Some = Shape<1, 2, 4, 6, 2>;
-using Tile64 = Shape<1, 4, 2, 4, 2>;
-using Wide64 = Shape<2, 4, 4, 3, 2>;
-using Large = Shape<2, 8, 2, 3, 1>;
+using Few = Shape<1, 2, 4, 2, 4, 2>;
+using Some = Shape<2, 2, 4, 2, 3, 2>;
+using Tile64 = Shape<1, 4, 2, 1, 4, 2>;
+using Wide64 = Shape<2, 4, 4, 1, 3, 2>;
+using Large = Shape<2, 8, 2, 1, 3, 1, true>;
 
 // How long a multiprocessor takes, in rows x columns of the fastest shape.
 template <class Tile>

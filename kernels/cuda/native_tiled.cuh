@@ -18,25 +18,33 @@ inline constexpr int kWarps = 8;
 inline constexpr int kStep = 64;           // inputs of a stage
 inline constexpr int kChunks = kStep / 8;  // 16 bytes of a column's weights
 inline constexpr int kGroupRows = kNativeGroupRows;
-inline constexpr int kGroupWords =
-    4 * 32;  // uint4 of a group's 32 inputs: two terms of 16 inputs twice
+// uint4 of a group's 32 inputs: two terms of 16 inputs, twice.
+inline constexpr int kGroupWords = 4 * 32;
 
-// A thread block: 8 warps, kAcross of them side by side along the columns, the others along the
-// rows; kResident of them on a multiprocessor. A warp multiplies kGroups groups of 16 rows and
-// kColumns times 8 columns.
-template <int kRowGroups, int kColumnTiles, int kAcrossWarps, int kRing, int kTogether>
+// A thread block: 8 warps in kParts parts of spans, which each have a ring of their own. Of a part,
+// kAcross warps lie side by side along the columns, the others along the rows; a warp multiplies
+// kGroups groups of 16 rows and kColumns times 8 columns. kResident thread blocks on a
+// multiprocessor. kSharedTotal: sums of spans are added in shared memory, not in registers.
+template <int kRowGroups, int kColumnTiles, int kAcrossWarps, int kSpanParts, int kRing,
+          int kTogether, bool kTotal = false>
 struct Shape {
     static constexpr int kGroups = kRowGroups;
     static constexpr int kColumns = kColumnTiles;
     static constexpr int kAcross = kAcrossWarps;
+    static constexpr int kParts = kSpanParts;
     static constexpr int kStages = kRing;
     static constexpr int kResident = kTogether;
+    static constexpr bool kSharedTotal = kTotal;
+    static constexpr int kThreads = kWarps * 32 / kParts;  // of a part
     static constexpr int kBlockColumns = 8 * kColumns * kAcross;
-    static constexpr int kBlockGroups = kGroups * (kWarps / kAcross);
+    static constexpr int kBlockGroups = kGroups * (kWarps / kParts / kAcross);
     static constexpr int kBlockRows = kGroupRows * kBlockGroups;
     static constexpr int kWeightWords = kBlockColumns * kChunks;  // uint4 of a stage
     static constexpr int kStageWords = kWeightWords + kBlockGroups * 2 * kGroupWords;
-    static constexpr int kSharedBytes = kStages * kStageWords * 16;
+    static constexpr int kRingWords = kStages * kStageWords;
+    static constexpr int kSums = kGroups * kColumns;  // float4 of a thread
+    static constexpr int kSharedBytes =
+        16 * (kParts * kRingWords + (kSharedTotal ? kSums * kThreads : 0));
 };
 
 struct Rows {
@@ -66,11 +74,12 @@ class TiledKernel {
     __device__ TiledKernel(const NativeProduct& args, uint4* shared, const Rows& rows,
                            int32_t column_tile)
         : args_(args),
-          shared_(shared),
+          shared_(shared + part() * Tile::kRingWords),
           rows_(rows),
           w_(*rows.matrix),
           first_column_(column_tile * Tile::kBlockColumns),
           columns_(static_cast<int32_t>(w_.n)),
+          apart_(kApart * w_.k),
           groups_((rows.count + kGroupRows - 1) / kGroupRows),
           half_tiles_(static_cast<int32_t>((w_.k + 63) / 64 * 2)),
           weights_to_(16 * place(thread() / kChunks, thread() % kChunks)),
@@ -82,20 +91,29 @@ class TiledKernel {
         for (int32_t s = 0; s < w_.segments; ++s) {
             Sums total = {};
             segment(total, segment_inputs(w_, s), s == 0);
-            store(total, s);
+            if (part() == 0) store(total, s);
         }
     }
 
   private:
     using Sums = float[Tile::kGroups][Tile::kColumns][4];
+    static constexpr int kPartSpans = 8 / Tile::kParts;
 
-    static __device__ int thread() { return static_cast<int>(threadIdx.x); }
+    static __device__ int thread() { return static_cast<int>(threadIdx.x) % Tile::kThreads; }
+    static __device__ int part() { return static_cast<int>(threadIdx.x) / Tile::kThreads; }
     static __device__ int lane() { return thread() % 32; }
     // The warp's first in its thread block.
     static __device__ int warp_column() {
         return thread() / 32 % Tile::kAcross * 8 * Tile::kColumns;
     }
     static __device__ int warp_group() { return thread() / 32 / Tile::kAcross * Tile::kGroups; }
+    static __device__ void part_barrier() {
+        if constexpr (Tile::kParts == 1) {
+            __syncthreads();
+        } else {
+            asm volatile("bar.sync %0, %1;" ::"r"(part() + 1), "n"(Tile::kThreads) : "memory");
+        }
+    }
 
     // Where 16 bytes of a column's weights lie: the columns of a quarter of a warp, two, lie in
     // different banks.
@@ -103,29 +121,32 @@ class TiledKernel {
         return column * kChunks + (chunk ^ column % 2 * 4);
     }
 
+    static constexpr int kApart = Tile::kThreads / kChunks;  // columns of a thread's copies
+
     // The next 64 inputs of the thread block's columns into a stage; zeros for inputs and columns
     // that do not exist. left: inputs from here to the segment's end.
     __device__ void fill_weights(int32_t left, uint32_t stage) {
-        constexpr int kApart = kWarps * 32 / kChunks;
         const bool real = thread() % kChunks * 8 < left;
         const int32_t column = first_column_ + thread() / kChunks;
 #pragma unroll
         for (int i = 0; i < Tile::kBlockColumns / kApart; ++i) {
             copy_async_16_or_zero(stage + weights_to_ + i * kApart * kChunks * 16,
-                                  weights_from_ + i * kApart * w_.k,
+                                  weights_from_ + i * apart_,
                                   real && column + i * kApart < columns_);
         }
         weights_from_ += kStep;
     }
 
     __device__ void fill_inputs(uint32_t stage) {
-        static_assert(2 * kGroupWords == kWarps * 32);
-        const uint32_t to = stage + 16 * (Tile::kWeightWords + threadIdx.x);
+        const uint32_t to = stage + 16 * (Tile::kWeightWords + thread());
 #pragma unroll
         for (int g = 0; g < Tile::kBlockGroups; ++g) {
             if (g >= groups_) break;
-            copy_async_16(to + g * 2 * kGroupWords * 16,
-                          inputs_from_ + int64_t{g} * kGroupWords * half_tiles_);
+            const uint4* from = inputs_from_ + int64_t{g} * kGroupWords * half_tiles_;
+#pragma unroll
+            for (int i = 0; i < 2 * kGroupWords; i += Tile::kThreads) {
+                copy_async_16(to + (g * 2 * kGroupWords + i) * 16, from + i);
+            }
         }
         inputs_from_ += 2 * kGroupWords;
     }
@@ -138,16 +159,18 @@ class TiledKernel {
                        (int64_t{rows_.first / kGroupRows} * half_tiles_ + k / 32) * kGroupWords;
     }
 
-    // total = the spans of one segment, in order. The first weights of all are under way before
-    // earlier kernels have ended.
+    // total = the spans of one segment, in order (of the first part; the others have none). The
+    // first weights of all are under way before earlier kernels have ended.
     __device__ void segment(Sums& total, InputRange range, bool begin) {
         constexpr uint32_t kStageBytes = Tile::kStageWords * 16;
         constexpr uint32_t kLastStage = (Tile::kStages - 1) * kStageBytes;
         constexpr int32_t kAhead = (Tile::kStages - 1) * kStep;  // inputs from fill to use
-        auto left = static_cast<int32_t>(range.width);           // from the next fill on
-        const auto span = static_cast<int>(native_span(range.width) / kStep);
+        const auto span = static_cast<int32_t>(native_span(range.width));
+        const int32_t skipped = min(part() * kPartSpans * span, static_cast<int32_t>(range.width));
+        // From the next fill on.
+        int32_t left = min(kPartSpans * span, static_cast<int32_t>(range.width) - skipped);
         __syncthreads();  // the stages are free
-        begin_at(static_cast<int32_t>(range.first));
+        begin_at(static_cast<int32_t>(range.first) + skipped);
         const uint32_t ring = shared_address(shared_);
 #pragma unroll
         for (int s = 0; s < Tile::kStages - 1; ++s) {
@@ -164,12 +187,14 @@ class TiledKernel {
             left -= kStep;
         }
         Sums acc = {};
+        Sums kept[kPartSpans] = {};
         uint32_t stage = 0;
-        int in_span = span;
+        int32_t in_span = span;
+        int spans = 0;
 #pragma unroll 1
         while (left + kAhead > 0) {
             copy_async_wait<Tile::kStages - 2>();
-            __syncthreads();
+            part_barrier();
             if (left > 0) {
                 const uint32_t to = ring + (stage == 0 ? kLastStage : stage - kStageBytes);
                 fill_weights(left, to);
@@ -179,11 +204,14 @@ class TiledKernel {
             left -= kStep;
             if (warp_group() < groups_) step(acc, stage);
             stage = stage == kLastStage ? 0 : stage + kStageBytes;
-            if (--in_span == 0 || left + kAhead <= 0) {
-                fold(total, acc);
+            in_span -= kStep;
+            if (in_span == 0 || left + kAhead <= 0) {
+                end_span(total, kept, acc, spans++);
                 in_span = span;
             }
         }
+        if constexpr (Tile::kSharedTotal) take_total(total, spans);
+        if constexpr (Tile::kParts > 1) add_parts(total, kept);
     }
 
     // The four MMAs of an accumulator (two of 16 inputs, high and low terms) wait for each other:
@@ -220,22 +248,88 @@ class TiledKernel {
         }
     }
 
-    __device__ static void fold(Sums& total, Sums& acc) {
+    template <class Work>
+    __device__ static void each(Work&& work) {
 #pragma unroll
         for (int g = 0; g < Tile::kGroups; ++g) {
 #pragma unroll
-            for (int c = 0; c < Tile::kColumns; ++c) {
+            for (int c = 0; c < Tile::kColumns; ++c) work(g, c);
+        }
+    }
+    static __device__ float4 quad(const float (&v)[4]) {
+        return make_float4(v[0], v[1], v[2], v[3]);
+    }
+    static __device__ void add(float (&to)[4], float4 v) {
+        to[0] += v.x;
+        to[1] += v.y;
+        to[2] += v.z;
+        to[3] += v.w;
+    }
+    // Of the thread, Tile::kThreads apart.
+    __device__ float4* totals() const {
+        return reinterpret_cast<float4*>(shared_ + Tile::kRingWords) + thread();
+    }
+
+    // acc, the sum of the part's span number `index`, to where it is added; and zero.
+    __device__ void end_span(Sums& total, Sums (&kept)[kPartSpans], Sums& acc, int index) const {
+        each([&](int g, int c) {
+            const int at = (g * Tile::kColumns + c) * Tile::kThreads;
+            if constexpr (Tile::kSharedTotal) {
+                float before[4] = {};
+                if (index > 0) add(before, totals()[at]);
+                add(before, quad(acc[g][c]));
+                totals()[at] = quad(before);
+            } else {
+                if (part() == 0) add(total[g][c], quad(acc[g][c]));
+            }
+#pragma unroll
+            for (int s = 0; s < kPartSpans; ++s) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    total[g][c][i] += acc[g][c][i];
-                    acc[g][c][i] = 0.0f;
+                    if (Tile::kParts > 1 && s == index) kept[s][g][c][i] = acc[g][c][i];
                 }
             }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) acc[g][c][i] = 0.0f;
+        });
+    }
+
+    __device__ void take_total(Sums& total, int spans) const {
+        if (spans == 0) return;
+        each([&](int g, int c) {
+            add(total[g][c], totals()[(g * Tile::kColumns + c) * Tile::kThreads]);
+        });
+    }
+
+    // The spans of the second part, through its ring, to the first part's sum.
+    __device__ void add_parts(Sums& total, const Sums (&kept)[kPartSpans]) const {
+        static_assert(Tile::kParts <= 2);
+        static_assert(Tile::kParts == 1 ||
+                      kPartSpans * Tile::kSums * Tile::kThreads <= Tile::kRingWords);
+        auto* through = reinterpret_cast<float4*>(shared_);
+        if (part() == 0) through += Tile::kRingWords;
+        __syncthreads();  // the second part is done with its ring
+#pragma unroll
+        for (int s = 0; s < kPartSpans; ++s) {
+            each([&](int g, int c) {
+                const int at =
+                    (s * Tile::kSums + g * Tile::kColumns + c) * Tile::kThreads + thread();
+                if (part() == 1) through[at] = quad(kept[s][g][c]);
+            });
+        }
+        __syncthreads();
+#pragma unroll
+        for (int s = 0; s < kPartSpans; ++s) {
+            each([&](int g, int c) {
+                const int at =
+                    (s * Tile::kSums + g * Tile::kColumns + c) * Tile::kThreads + thread();
+                if (part() == 0) add(total[g][c], through[at]);
+            });
         }
     }
 
     __device__ void store(const Sums& value, int32_t segment) const {
-        const bool bias = !args_.out.by_segment && w_.bias != nullptr;
+        const float* bias = args_.out.by_segment ? nullptr : w_.bias;
         float* out = args_.out.data + blockIdx.z * args_.out.member_stride +
                      segment * args_.out.segment_stride;
 #pragma unroll
@@ -251,17 +345,18 @@ class TiledKernel {
                     first_column_ + warp_column() + 8 * (c / 2) + lane() % 4 * 2 + c % 2;
                 if (n >= columns_) continue;
                 const float sum = value[i / 2][c / 2][i % 2 * 2 + c % 2];
-                to[n] = bias ? sum + w_.bias[n] : sum;
+                to[n] = bias != nullptr ? sum + bias[n] : sum;
             }
         }
     }
 
     const NativeProduct& args_;
-    uint4* shared_;
+    uint4* shared_;  // the part's ring
     Rows rows_;
     const Matrix& w_;
     int32_t first_column_;
     int32_t columns_;
+    int64_t apart_;  // weights from a copy of the thread's to the next
     int groups_;
     int32_t half_tiles_;
     uint32_t weights_to_;  // of the thread's copies, bytes of a stage
