@@ -56,27 +56,39 @@ __device__ void sinkhorn_serial(float* c, int32_t s, const HyperParams& params) 
     }
 }
 
-// The same for four streams, one element a lane of a group of sixteen.
-__device__ float sinkhorn_four(float c, const HyperParams& params) {
-    const auto group_sum = [](float value, int first, int second) {
-        value += __shfl_xor_sync(0xffffffffu, value, first);
-        return value + __shfl_xor_sync(0xffffffffu, value, second);
+// The same for four streams, in registers: rounds follow each other with nothing to wait for but
+// four sums and their reciprocals.
+__device__ void sinkhorn_four(float (&c)[16], const HyperParams& params) {
+    const float eps = params.sinkhorn_eps;
+    const auto scale_line = [&](int first, int apart, float before, float after) {
+        const float sum =
+            (c[first] + c[first + apart]) + (c[first + 2 * apart] + c[first + 3 * apart]);
+        const float scale = __frcp_rn(sum + before);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[first + i * apart] = c[first + i * apart] * scale + after;
     };
-    float largest = fmaxf(c, __shfl_xor_sync(0xffffffffu, c, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    c = expf(c - largest);
-    c = c * __frcp_rn(group_sum(c, 1, 2)) + params.sinkhorn_eps;
-    c *= __frcp_rn(group_sum(c, 4, 8) + params.sinkhorn_eps);
-    for (int32_t i = 1; i < params.sinkhorn_iterations; ++i) {
-        c *= __frcp_rn(group_sum(c, 1, 2) + params.sinkhorn_eps);
-        c *= __frcp_rn(group_sum(c, 4, 8) + params.sinkhorn_eps);
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+        float* row = c + 4 * a;
+        const float largest = fmaxf(fmaxf(row[0], row[1]), fmaxf(row[2], row[3]));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) row[i] = expf(row[i] - largest);
+        scale_line(4 * a, 1, 0.0f, eps);
     }
-    return c;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) scale_line(b, 4, eps, 0.0f);
+#pragma unroll 1
+    for (int32_t round = 1; round < params.sinkhorn_iterations; ++round) {
+#pragma unroll
+        for (int a = 0; a < 4; ++a) scale_line(4 * a, 1, eps, 0.0f);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) scale_line(b, 4, eps, 0.0f);
+    }
 }
 
-// Products of this block's inputs and the sums of squares, to memory. The weights are under way
-// before the kernel that makes the streams has ended.
-template <class Weight>
+// Products of this block's inputs and the sums of squares, of at most kUsed rows, to memory. The
+// weights are under way before the kernel that makes the streams has ended.
+template <class Weight, int kUsed>
 __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int32_t rows) {
     const int64_t first = int64_t{blockIdx.x} * kChunk;
     const auto count = static_cast<int32_t>(min(static_cast<int64_t>(kChunk), args.fn.k - first));
@@ -103,7 +115,7 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
             static_assert(kChunk == kThreads);
             const int c = static_cast<int>(threadIdx.x);
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
+            for (int r = 0; r < kUsed; ++r) {
                 x[r][c] = r < rows && c < count
                               ? args.streams.data[(row + r) * args.streams.stride + first + c]
                               : 0.0f;
@@ -114,18 +126,18 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
         for (int i = 0; i < kTogether; ++i) {
             const int32_t j = start + i * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
             if (j > outputs) break;
-            float sum[kRows] = {};
+            float sum[kUsed] = {};
 #pragma unroll
             for (int p = 0; p < kChunk / 32; ++p) {
                 const int c = p * 32 + lane;
                 const float value = c < count ? value_of(weight[i][p]) : 0.0f;
 #pragma unroll
-                for (int r = 0; r < kRows; ++r) {
+                for (int r = 0; r < kUsed; ++r) {
                     sum[r] += (j < outputs ? value : x[r][c]) * x[r][c];
                 }
             }
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
+            for (int r = 0; r < kUsed; ++r) {
                 sum[r] = warp_sum(sum[r]);
                 if (lane == 0) to[r * (outputs + 1) + j] = sum[r];
             }
@@ -169,8 +181,13 @@ __device__ void finish_gates(const Gates& args, const float* base, const float* 
         return t[2 * s + i] * inverse * scale[2] + base[2 * s + i];
     };
     if (s == 4) {
-        const float c = sinkhorn_four(element(lane % 16), args.params);
-        if (lane < 16) mix[lane] = c;
+        float c[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) c[i] = element(i);
+        sinkhorn_four(c, args.params);
+        if (lane != 0) return;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) mix[i] = c[i];
     } else if (lane == 0) {
         for (int32_t i = 0; i < s * s; ++i) mix[i] = element(i);
         sinkhorn_serial(mix, s, args.params);
@@ -191,7 +208,11 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__
     const int thread = static_cast<int>(threadIdx.x);
     const float* from = thread < outputs ? args.base + thread : args.scale + (thread - outputs);
     const float end = thread < outputs + 3 ? *from : 0.0f;
-    gate_products<Weight>(args, x, rows);
+    if (rows <= kRows / 2) {
+        gate_products<Weight, kRows / 2>(args, x, rows);
+    } else {
+        gate_products<Weight, kRows>(args, x, rows);
+    }
     if (thread < outputs + 3) ends[thread] = end;
     __threadfence();
     __syncthreads();
