@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// KernelSet: raises the limit of dynamic shared memory of a kernel once per device and kernel.
+// KernelSet: raises the limit of dynamic shared memory of a kernel once per device and kernel, and
+// knows what the device has.
 #pragma once
 
 #include "kernels/cuda/handles.h"
@@ -20,7 +21,9 @@ class KernelSet {
                                           device));
         CUDA_CHECK(cudaDeviceGetAttribute(&shared_of_processor_,
                                           cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, device));
     }
+    int32_t processors() const { return processors_; }  // multiprocessors
     // The most dynamic shared memory of a thread block, less 1 KB for its static part.
     int32_t shared_limit() const { return shared_limit_ - 1024; }
     // At least `bytes`, and so much that no two thread blocks fit on a multiprocessor.
@@ -39,6 +42,7 @@ class KernelSet {
   private:
     int32_t shared_limit_ = 0;
     int32_t shared_of_processor_ = 0;
+    int32_t processors_ = 0;
     std::set<const void*> ready_;
 };
 

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multi-head latent attention in absorbed form: queries go into the latent space once per row and
-// head, all heads attend to the same latents (mla_attend.cuh), values come out of the latent space
-// last. All fp32 or as good.
+// head (mla_project.cuh), all heads attend to the same latents (mla_attend.cuh), values come out of
+// the latent space last. All fp32 or as good.
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/mla_attend.cuh"
+#include "kernels/cuda/mla_project.cuh"
 #include "kernels/cuda/mla_tile.cuh"
-#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sequence_launch.h"
-#include "kernels/cuda/weight.cuh"
 
 #include <algorithm>
-#include <type_traits>
 
 namespace quadrille::cuda {
 
@@ -25,67 +23,10 @@ using mla::kMaxLatent;
 using mla::kTile;
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kKeys = 32;    // weights of a thread of `absorb` that are under way together
-constexpr int kOutputs = 4;  // of a warp of `expand`
 constexpr int64_t kScratchLimit = int64_t{64} << 20;  // floats held at once
 // Thread blocks of `attend` that keep a GPU busy. Where every row can have less than two of them,
 // each takes a whole row.
 constexpr int64_t kBusy = 132;
-
-// queries[h] = sum over the head's key rows j of q[j] * kv_b row j; a thread per latent channel.
-// The weights of kKeys rows are under way together, the first before the kernel that makes the
-// queries has ended.
-template <class Weight, int kRows>
-__global__ void __launch_bounds__(kThreads) absorb_kernel(const __grid_constant__ Attention args) {
-    extern __shared__ __align__(16) float q[];  // (key_dim, kRows)
-    const auto r = static_cast<int32_t>(args.params.latent_dim);
-    const int32_t keys = args.params.key_dim;
-    const int32_t head = static_cast<int32_t>(blockIdx.x);
-    const int64_t row = int64_t{blockIdx.y} * kRows;
-    const auto c = static_cast<int32_t>(blockIdx.z * kThreads + threadIdx.x);
-    const Weight* from = static_cast<const Weight*>(args.kv_b.weights) +
-                         int64_t{head} * (keys + args.params.value_dim) * r + min(c, r - 1);
-    Weight weight[2][kKeys];  // of the rows at hand, and of those that come next
-    const auto load = [&](Weight(&to)[kKeys], int32_t j) {
-#pragma unroll
-        for (int i = 0; i < kKeys; ++i) to[i] = from[(j + i) * r];
-    };
-    if (keys >= kKeys) load(weight[0], 0);
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    for (int i = static_cast<int>(threadIdx.x); i < keys * kRows; i += kThreads) {
-        const int64_t at = row + i % kRows;
-        q[i] = at < args.used ? args.query.data[(args.first + at) * args.query.stride +
-                                                int64_t{head} * keys + i / kRows]
-                              : 0.0f;
-    }
-    __syncthreads();
-    if (c >= r) return;
-    float sum[kRows] = {};
-    const auto add = [&](int32_t j, float weight) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) sum[i] += q[j * kRows + i] * weight;
-    };
-    const auto add_rows = [&](int32_t j, const Weight(&of)[kKeys]) {
-#pragma unroll
-        for (int i = 0; i < kKeys; ++i) add(j + i, value_of(of[i]));
-    };
-    int32_t j = 0;
-    for (; j + 2 * kKeys <= keys; j += 2 * kKeys) {
-        load(weight[1], j + kKeys);
-        add_rows(j, weight[0]);
-        load(weight[0], min(j + 2 * kKeys, keys - kKeys));
-        add_rows(j + kKeys, weight[1]);
-    }
-    for (; j < keys; ++j) add(j, value_of(from[j * r]));
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-        if (row + i < args.used) {
-            args.queries[((row + i) * args.params.heads + head) * r + c] = sum[i];
-        }
-    }
-}
 
 // Sums of the latents: a row by one thread block for 32 heads, or by several, in parts.
 template <bool kWhole, bool kAhead>
@@ -181,59 +122,6 @@ __global__ void __launch_bounds__(kMergeThreads)
         tiles == 0 ? float2{0.0f, 0.0f} : float2{sum.x / total, sum.y / total};
 }
 
-// out[h][j] = value row j of the head . sums[h]; kOutputs outputs of a warp, kRows rows at once.
-// The weights are under way before the kernel that makes the sums has ended.
-template <class Weight, int kRows>
-__global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ Attention args) {
-    __shared__ float sums[kRows][kMaxLatent];
-    const auto r = static_cast<int32_t>(args.params.latent_dim);
-    const int32_t values = args.params.value_dim;
-    const int32_t head = static_cast<int32_t>(blockIdx.x);
-    const int64_t row = int64_t{blockIdx.y} * kRows;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto first = static_cast<int32_t>(blockIdx.z * kWarps + threadIdx.x / 32) * kOutputs;
-    const Weight* from = static_cast<const Weight*>(args.kv_b.weights) +
-                         (int64_t{head} * (args.params.key_dim + values) + args.params.key_dim) * r;
-    constexpr int kChannels = kMaxLatent / 32;  // of a lane: every 32nd
-    Weight weight[kOutputs][kChannels];
-#pragma unroll
-    for (int o = 0; o < kOutputs; ++o) {
-        // What does not exist is another's weight, times zero or for no output.
-        const Weight* of_output = from + min(first + o, values - 1) * r;
-#pragma unroll
-        for (int i = 0; i < kChannels; ++i) weight[o][i] = of_output[min(i * 32 + lane, r - 1)];
-    }
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kMaxLatent; i += kThreads) {
-        const int64_t at = row + i / kMaxLatent;
-        const int c = i % kMaxLatent;
-        sums[i / kMaxLatent][c] =
-            at < args.used && c < r ? args.sums[(at * args.params.heads + head) * r + c] : 0.0f;
-    }
-    __syncthreads();
-    float sum[kOutputs][kRows] = {};
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-#pragma unroll
-        for (int k = 0; k < kRows; ++k) {
-            const float x = sums[k][i * 32 + lane];
-#pragma unroll
-            for (int o = 0; o < kOutputs; ++o) sum[o][k] += value_of(weight[o][i]) * x;
-        }
-    }
-#pragma unroll
-    for (int o = 0; o < kOutputs; ++o) {
-#pragma unroll
-        for (int k = 0; k < kRows; ++k) {
-            const float total = warp_sum(sum[o][k]);
-            if (lane != 0 || first + o >= values || row + k >= args.used) continue;
-            args.out.data[(args.first + row + k) * args.out.stride + int64_t{head} * values +
-                          first + o] = total;
-        }
-    }
-}
-
 __global__ void __launch_bounds__(kThreads)
     append_kernel(View<float> latents, View<const float> latent,
                   const __grid_constant__ Rows rows) {
@@ -298,30 +186,6 @@ void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
     launch_dependent(merge_kernel, grid, kMergeThreads, 0, stream, args);
 }
 
-// The rows of `args`; kRows of them share one reading of kv_b.
-template <class Weight, int kRows>
-void attend(const Attention& args, int64_t blocks, KernelSet& kernels, LaunchStream stream) {
-    const auto heads = static_cast<unsigned>(args.params.heads);
-    const auto used = static_cast<unsigned>(args.used);
-    const unsigned groups = (used + kRows - 1) / kRows;
-    const auto columns = static_cast<unsigned>((args.params.latent_dim + kThreads - 1) / kThreads);
-    const auto shared = args.params.key_dim * kRows * static_cast<int>(sizeof(float));
-    const auto absorb = absorb_kernel<Weight, kRows>;
-    kernels.allow_shared(absorb, shared);
-    launch_dependent(absorb, dim3(heads, groups, columns), kThreads, shared, stream, args);
-    attend_latents(args, blocks, kernels, stream);
-    constexpr int kSlice = kWarps * kOutputs;
-    const auto slices = static_cast<unsigned>((args.params.value_dim + kSlice - 1) / kSlice);
-    launch_dependent(expand_kernel<Weight, kRows>, dim3(heads, groups, slices), kThreads, 0, stream,
-                     args);
-}
-
-template <class Weight>
-void attend(const Attention& args, int64_t blocks, KernelSet& kernels, LaunchStream stream) {
-    if (args.used <= 4) return attend<Weight, 4>(args, blocks, kernels, stream);
-    attend<Weight, 8>(args, blocks, kernels, stream);
-}
-
 }  // namespace
 
 void latent_append(View<float> latents, View<const float> latent, const Rows& rows,
@@ -362,16 +226,9 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
             args.parts = args.sums + used * params.heads * r;
             args.part_stats = args.parts + used * params.heads * sizes.parts * r;
         }
-        switch (kv_b.dtype) {
-            case Dtype::bf16:
-                attend<__nv_bfloat16>(args, sizes.blocks, kernels, stream);
-                break;
-            case Dtype::f16:
-                attend<__half>(args, sizes.blocks, kernels, stream);
-                break;
-            default:
-                attend<float>(args, sizes.blocks, kernels, stream);
-        }
+        mla::absorb(args, kernels, stream);
+        attend_latents(args, sizes.blocks, kernels, stream);
+        mla::expand(args, kernels, stream);
     }
 }
 
