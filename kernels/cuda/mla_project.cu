@@ -12,6 +12,7 @@
 #include "kernels/cuda/native_tile.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace quadrille::cuda::mla {
 
@@ -21,7 +22,7 @@ constexpr int kSpan = 64;     // inputs of a warp
 constexpr int kOutputs = 64;  // of a thread block
 constexpr int kMostSpans = 8;
 constexpr int kTerms = 3;
-constexpr int kPieces = kOutputs / 4;  // of four outputs of a row
+constexpr int kPairs = kOutputs / 2;
 
 struct Product {
     const uint16_t* weights;  // bf16, of head 0
@@ -33,17 +34,21 @@ struct Product {
     float* out;  // (rows, heads outputs)
     int64_t out_stride;
     int32_t rows;
-    bool weights_aligned, in_aligned, out_aligned;  // to 16 bytes, wherever four or eight begin
+    bool weights_aligned;  // eight, to 16 bytes
+    bool out_aligned;      // two, to 8 bytes
 };
 
-// kAcross: the rows of kv_b are inputs, else outputs. kGroups: of eight rows, a tile.
+// kAcross: the rows of kv_b are inputs, else outputs. kWhole: all spans are, and begin at
+// multiples of 16 bytes in the activations. kGroups: of eight rows, a tile; 1: there are no more
+// than eight rows.
 //
 // Lanes (c = lane / 4, q = lane % 4) hold outputs 8c .. 8c+7 and inputs 8q .. 8q+7 of each half of
 // the span: 16 neighbouring bytes, whichever way the weights lie. Half h, output 8c + i: row
 // c + i % 2 * 8 of the MMA with tile i / 2; inputs 8q + 4j .. 8q + 4j + 3: its step 2h + j.
-template <bool kAcross, int kGroups>
+template <bool kAcross, bool kWhole, int kGroups>
 class Project {
     static constexpr int kRows = kGroups * 8;
+    static constexpr int kTile = kRows / 2 * kPairs;  // pieces
     static constexpr int kTiles = kOutputs / 16;
     static constexpr int kSteps = kSpan / 16;
 
@@ -51,7 +56,7 @@ class Project {
     using Terms = uint32_t[kTerms][2][4];
 
   public:
-    // shared: pieces (1 or 2 tiles, spans, kRows, kPieces).
+    // shared: pieces (1 or 2 tiles, spans, kTile).
     __device__ Project(const Product& args, float4* shared)
         : args_(args),
           shared_(shared),
@@ -76,24 +81,30 @@ class Project {
         let_next_kernel_start();
         Inputs x[kGroups];
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) fetch(x[g], first_ + 8 * g + c_);
+        for (int g = 0; g < kGroups; ++g) fetch(x[g], first_ + 8 * g);
+        Terms terms[2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) split(terms[0], x[0], i);
+        fetch(x[0], first_ + kRows);
         arrange(raw);
         int buffer = 0;
-        for (int32_t row = first_; row < last_; row += kRows) {
+        int32_t row = first_;
+        do {
             // One barrier a tile: who writes to a buffer has passed that of the tile in between,
             // which all reach behind their reading.
-            float4* parts = shared_ + buffer * spans_ * kRows * kPieces;
+            float4* parts = shared_ + buffer * spans_ * kTile;
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) {
-                Terms terms;
-                split(terms, x[g]);
-                fetch(x[g], row + kRows + 8 * g + c_);
-                multiply(parts + (span_ * kRows + 8 * g) * kPieces, terms);
+                Inputs& next = x[(g + 1) % kGroups];
+                multiply(parts + span_ * kTile + 4 * g * kPairs, terms[g % 2], terms[(g + 1) % 2],
+                         next);
+                fetch(next, row + kRows + 8 * (g + 1));
             }
             __syncthreads();
             finish(parts, row);
             buffer ^= 1;
-        }
+            row += kRows;
+        } while (kGroups > 1 && row < last_);
     }
 
   private:
@@ -152,86 +163,97 @@ class Project {
         }
     }
 
-    // This lane's inputs of a row; zero what does not exist or is another's.
-    __device__ void fetch(Inputs& x, int32_t row) const {
+    // This lane's inputs of one of the eight rows from `first` on; zero what does not exist. A row
+    // beyond the last is the last: its sums go nowhere.
+    __device__ void fetch(Inputs& x, int32_t first) const {
+        const int64_t row = min(first + c_, last_ - 1);
         const float* from =
             args_.in + row * args_.in_stride + int64_t{head_} * args_.inputs + input_;
-        const int32_t count = row < last_ ? args_.inputs - input_ : 0;
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            load_eight(x[h], from + 32 * h, count - 32 * h, args_.in_aligned);
-    }
-
-    // Three times the upper half of what is left: nothing remains.
-    __device__ static void split(Terms& terms, const Inputs& x) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float left[2] = {x[i / 4][i % 4 * 2], x[i / 4][i % 4 * 2 + 1]};
-#pragma unroll
-            for (int t = 0; t < kTerms; ++t) {
-                const uint32_t bits[2] = {__float_as_uint(left[0]), __float_as_uint(left[1])};
-                terms[t][i / 4][i % 4] = __byte_perm(bits[0], bits[1], 0x7632);
-                left[0] -= __uint_as_float(bits[0] & 0xffff0000u);
-                left[1] -= __uint_as_float(bits[1] & 0xffff0000u);
+        for (int i = 0; i < 16; i += kWhole ? 4 : 1) {
+            const int at = i / 8 * 32 + i % 8;
+            float* to = &x[i / 8][i % 8];
+            if constexpr (kWhole) {
+                const float4 all = *reinterpret_cast<const float4*>(from + at);
+                to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
+            } else {
+                to[0] = input_ + at < args_.inputs ? from[at] : 0.0f;
             }
         }
     }
 
-    // Where a piece of a row lies. Eight lanes that write (two c, all q) or read (half a row)
-    // together touch different banks.
-    __device__ static int place(int row, int piece) {
-        return row * kPieces + (piece ^ (row / 2 % 2 | row / 4 % 2 * 4));
+    // Pair i of the inputs. Three times the upper half of what is left: nothing remains.
+    __device__ static void split(Terms& terms, const Inputs& x, int i) {
+        float left[2] = {x[i / 4][i % 4 * 2], x[i / 4][i % 4 * 2 + 1]};
+#pragma unroll
+        for (int t = 0; t < kTerms; ++t) {
+            const uint32_t bits[2] = {__float_as_uint(left[0]), __float_as_uint(left[1])};
+            uint32_t& term = terms[t][i / 4][i % 4];
+            term = __byte_perm(bits[0], bits[1], 0x7632);
+            asm volatile("" : "+r"(term));  // here, not behind the next barrier
+            left[0] -= __uint_as_float(bits[0] & 0xffff0000u);
+            left[1] -= __uint_as_float(bits[1] & 0xffff0000u);
+        }
     }
 
-    // to (8 rows, kPieces) = the span's products with eight rows.
-    __device__ void multiply(float4* to, const Terms& x) const {
+    // Where a piece lies: two outputs of two rows. Eight lanes that write (two c, all q) or read
+    // together (neighbours) touch different banks.
+    __device__ static int place(int rows, int outputs) {
+        return rows * kPairs + (outputs ^ rows % 4);
+    }
+
+    // to (4 pairs of rows, kPairs) = the span's products with eight rows. The MMAs leave time to
+    // split the next rows.
+    __device__ void multiply(float4* to, const Terms& x, Terms& next_terms,
+                             const Inputs& next) const {
         float sum[kTiles][4] = {};
 #pragma unroll
-        for (int t = kTerms - 1; t >= 0; --t) {
+        for (int i = 0; i < kTerms * kSteps; ++i) {
+            const int t = kTerms - 1 - i / kSteps;
+            const int s = i % kSteps;
 #pragma unroll
-            for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-                for (int i = 0; i < kTiles; ++i) {
-                    mma_bf16(sum[i], weights_[i][s], x[t][s / 2][s % 2 * 2],
-                             x[t][s / 2][s % 2 * 2 + 1]);
-                }
+            for (int tile = 0; tile < kTiles; ++tile) {
+                mma_bf16(sum[tile], weights_[tile][s], x[t][s / 2][s % 2 * 2],
+                         x[t][s / 2][s % 2 * 2 + 1]);
             }
+            if (kGroups > 1 && i < 8) split(next_terms, next, i);
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int e = i / 2;  // row 2q + e, outputs 8c + 4p ..
-            const int p = i % 2;
-            to[place(2 * q_ + e, 2 * c_ + p)] = {sum[2 * p][e], sum[2 * p][2 + e],
-                                                 sum[2 * p + 1][e], sum[2 * p + 1][2 + e]};
+        for (int i = 0; i < kTiles; ++i) {
+            to[place(q_, 4 * c_ + i)] = {sum[i][0], sum[i][1], sum[i][2], sum[i][3]};
         }
     }
 
     // Adds the spans of a tile and stores its rows from `first` on.
     __device__ void finish(const float4* parts, int32_t first) const {
-        for (int i = static_cast<int>(threadIdx.x); i < kRows * kPieces; i += spans_ * 32) {
-            const float4* from = parts + place(i / kPieces, i % kPieces);
-            float4 sum = from[0];
+        for (int i = static_cast<int>(threadIdx.x); i < kTile; i += spans_ * 32) {
+            const float4* from = parts + place(i / kPairs, i % kPairs);
+            float4 part[kMostSpans];
+#pragma unroll
+            for (int s = 0; s < kMostSpans; ++s) {
+                if (s < spans_) part[s] = from[s * kTile];
+            }
+            float4 sum = part[0];
 #pragma unroll
             for (int s = 1; s < kMostSpans; ++s) {
-                if (s >= spans_) break;
-                const float4 more = from[s * kRows * kPieces];
-                sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+                if (s >= spans_) continue;
+                sum = {sum.x + part[s].x, sum.y + part[s].y, sum.z + part[s].z, sum.w + part[s].w};
             }
-            store(first + i / kPieces, output_ + i % kPieces * 4, sum);
+            const int32_t row = first + i / kPairs * 2;
+            const int32_t output = output_ + i % kPairs * 2;
+            store(row, output, {sum.x, sum.z});
+            store(row + 1, output, {sum.y, sum.w});
         }
     }
-    __device__ void store(int32_t row, int32_t output, const float4& sum) const {
-        if (row >= last_) return;
+    __device__ void store(int32_t row, int32_t output, float2 sum) const {
+        if (row >= last_ || output >= args_.outputs) return;
         float* to = args_.out + row * args_.out_stride + int64_t{head_} * args_.outputs + output;
-        const int32_t count = args_.outputs - output;
-        if (count >= 4 && args_.out_aligned) {
-            *reinterpret_cast<float4*>(to) = sum;
+        if (args_.out_aligned) {
+            *reinterpret_cast<float2*>(to) = sum;
             return;
         }
-        if (count > 0) to[0] = sum.x;
-        if (count > 1) to[1] = sum.y;
-        if (count > 2) to[2] = sum.z;
-        if (count > 3) to[3] = sum.w;
+        to[0] = sum.x;
+        if (output + 1 < args_.outputs) to[1] = sum.y;
     }
 
     const Product& args_;
@@ -246,11 +268,11 @@ class Project {
     uint32_t weights_[kTiles][kSteps][4];
 };
 
-template <bool kAcross, int kGroups>
+template <bool kAcross, bool kWhole, int kGroups>
 __global__ void __launch_bounds__(kMostSpans * 32, 1)
     project_kernel(const __grid_constant__ Product args) {
     extern __shared__ __align__(16) float4 shared[];
-    Project<kAcross, kGroups>(args, shared).run();
+    Project<kAcross, kWhole, kGroups>(args, shared).run();
 }
 
 // The parts the rows are cut into: as few rounds of thread blocks as short as possible. A thread
@@ -266,10 +288,10 @@ int64_t parts_of(int64_t blocks, int64_t places, int64_t tiles) {
     return best;
 }
 
-template <bool kAcross, int kGroups>
+template <bool kAcross, bool kWhole, int kGroups>
 void launch(const Product& args, int32_t heads, KernelSet& kernels, LaunchStream stream) {
     constexpr int kTileBytes = kGroups * 8 * kOutputs * static_cast<int>(sizeof(float));
-    const auto kernel = project_kernel<kAcross, kGroups>;
+    const auto kernel = project_kernel<kAcross, kWhole, kGroups>;
     kernels.allow_shared(kernel, 2 * kMostSpans * kTileBytes);
     const int64_t spans = ceil_div(args.inputs, kSpan);
     const int64_t columns = ceil_div(args.outputs, kOutputs);
@@ -282,19 +304,23 @@ void launch(const Product& args, int32_t heads, KernelSet& kernels, LaunchStream
     launch_dependent(kernel, grid, static_cast<int>(spans) * 32, shared, stream, args);
 }
 
-bool aligned(const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+bool aligned(const void* pointer, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
 template <bool kAcross>
 void project(Product args, const MlaParams& params, KernelSet& kernels, LaunchStream stream) {
     args.pitch = params.latent_dim;
     args.head_weights = int64_t{params.key_dim + params.value_dim} * args.pitch;
-    args.weights_aligned = aligned(args.weights) && args.pitch % 8 == 0;
-    args.in_aligned = aligned(args.in) && args.in_stride % 4 == 0 && args.inputs % 4 == 0;
-    args.out_aligned = aligned(args.out) && args.out_stride % 4 == 0 && args.outputs % 4 == 0;
-    if (args.rows <= 8) return launch<kAcross, 1>(args, params.heads, kernels, stream);
-    launch<kAcross, 2>(args, params.heads, kernels, stream);
+    args.weights_aligned = aligned(args.weights, 16) && args.pitch % 8 == 0;
+    args.out_aligned = aligned(args.out, 8) && args.out_stride % 2 == 0 && args.outputs % 2 == 0;
+    const bool whole = aligned(args.in, 16) && args.in_stride % 4 == 0 && args.inputs % kSpan == 0;
+    const auto of_rows = [&](auto groups) {
+        const auto run = whole ? launch<kAcross, true, groups()> : launch<kAcross, false, groups()>;
+        run(args, params.heads, kernels, stream);
+    };
+    if (args.rows <= 8) return of_rows(std::integral_constant<int, 1>());
+    of_rows(std::integral_constant<int, 2>());
 }
 
 bool on_tensor_cores(const Attention& args) {

@@ -197,18 +197,24 @@ struct MlaCase {
     int64_t capacity = 640;
     int32_t ring = 16;
     MatrixData kv_b;
+    std::vector<uint16_t> picks;  // bf16, instead of kv_b
     std::vector<float> ape;
 
     MlaCase(Random& random, int32_t heads, int32_t latent)
-        : kv_b(MatrixData::native(random, heads * (64 + 96), latent, Dtype::bf16)) {
+        : MlaCase(random, {heads, 64, 96, latent}, Dtype::bf16) {}
+    MlaCase(Random& random, const MlaParams& params, Dtype dtype)
+        : mla(params),
+          kv_b(MatrixData::native(random, params.heads * (params.key_dim + params.value_dim),
+                                  params.latent_dim, dtype)) {
         index.heads = 8;
         index.head_dim = 64;
         index.topk = 128;
-        mla.heads = heads;
-        mla.key_dim = 64;
-        mla.value_dim = 96;
-        mla.latent_dim = latent;
         ape = random.normals(index.pool * index.head_dim);
+    }
+    Matrix weights() const {
+        Matrix matrix = kv_b.matrix();
+        if (!picks.empty()) matrix.weights = picks.data();
+        return matrix;
     }
 };
 
@@ -261,7 +267,7 @@ class MlaRun {
                               pick(tokens.weight, of_.index.heads).view(), cache, of_.index, rows);
         backend_.mla_attention(out.view(),
                                pick(tokens.attention, of_.mla.heads * of_.mla.key_dim).view(),
-                               uploads.matrix(of_.kv_b.matrix()), latents_.view(), selected.view(),
+                               uploads.matrix(of_.weights()), latents_.view(), selected.view(),
                                count.data(), of_.mla, rows);
         MlaResult result{selected.result(), out.result()};
         for (const int32_t n : count.result()) result.selected.push_back(n);
@@ -334,6 +340,52 @@ TEST_F(CudaSequence, MlaRowsHaveTheSameBitsInAnyCompany) {
         }
         EXPECT_TRUE(same(out, expected.out)) << "step " << step;
     }
+}
+
+// Weights of every type, on tensor cores or not; whole spans of inputs and odd ends of everything.
+TEST_F(CudaSequence, MlaOfAnyShapeHasTheSameBitsForAnyNumberOfRows) {
+    const std::pair<MlaParams, Dtype> cases[] = {
+        {{2, 256, 256, 512}, Dtype::bf16}, {{3, 50, 37, 132}, Dtype::bf16},
+        {{1, 192, 130, 64}, Dtype::bf16},  {{1, 520, 64, 256}, Dtype::bf16},
+        {{3, 64, 96, 128}, Dtype::f16},    {{2, 33, 30, 36}, Dtype::f32}};
+    for (const auto& [params, dtype] : cases) {
+        const MlaCase of(random_, params, dtype);
+        const MlaTokens tokens(of, 200, random_);
+        const auto first = [&](Backend& backend, int32_t rows) {
+            MlaRun run(backend, of, 1);
+            RowLayout layout(true);
+            layout.add(0, 0, rows);
+            return run.pass(layout, tokens, range(0, rows)).out;
+        };
+        const std::vector<float> all = first(*gpu_, 200);
+        EXPECT_TRUE(near_enough(all, first(*cpu_, 200), kGpuSequenceRelativeRms));
+        for (const int32_t rows : {1, 8, 9, 40}) {
+            const auto end = all.begin() + int64_t{rows} * params.heads * params.value_dim;
+            EXPECT_TRUE(same(first(*gpu_, rows), std::vector<float>(all.begin(), end)))
+                << rows << " rows, latents of " << params.latent_dim;
+        }
+    }
+}
+
+// A row that sees itself alone has its latents as sums, and kv_b picks some of them: all 22 bits
+// that attention keeps must arrive.
+TEST_F(CudaSequence, MlaKeepsEveryBitOfASum) {
+    MlaCase of(random_, 2, 64);
+    MlaTokens tokens(of, 20, random_);
+    for (float& x : tokens.latent) x = static_cast<float>(random_.integer(1 << 20, (1 << 22) - 1));
+    of.picks.resize(2 * (64 + 96) * 64);
+    std::vector<float> expected(20 * 2 * 96);
+    for (size_t i = 0; i < 2 * 96; ++i) {  // output i % 96 of head i / 96
+        const size_t pick = i * 37 % 64;
+        of.picks[((i / 96 + 1) * 64 + i) * 64 + pick] = to_bf16(-4.0f).bits;
+        for (size_t m = 0; m < 20; ++m) {
+            expected[m * 2 * 96 + i] = -4.0f * tokens.latent[m * 64 + pick];
+        }
+    }
+    RowLayout layout;
+    for (int32_t slot = 0; slot < 20; ++slot) layout.add(slot, 0, 1);
+    MlaRun run(*gpu_, of, 20);
+    EXPECT_TRUE(same(run.pass(layout, tokens, range(0, 20)).out, expected));
 }
 
 }  // namespace
