@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The products of MLA with a bf16 kv_b on tensor cores. Weights are exact; activations enter as
 // three bf16 terms that add up to all 24 bits of them. A warp has the weights of 64 outputs and one
-// span of 64 inputs in registers, loaded before the kernel ahead has ended, and all rows pass by;
-// a thread block has all spans of its outputs.
+// span of 64 inputs in registers, loaded before the kernel ahead has ended, and all rows pass by.
+// The warps with all spans of 64 outputs are a team; the teams of a thread block read the same
+// activations and otherwise know nothing of each other.
 //
 // One arithmetic per row: a span is one chain of MMAs from zero, the smallest terms first, inputs
 // ascending; the spans are added in order. How many rows share a thread block changes nothing.
@@ -18,9 +19,9 @@ namespace quadrille::cuda::mla {
 
 namespace {
 
-constexpr int kSpan = 64;     // inputs of a warp
-constexpr int kOutputs = 64;  // of a thread block
-constexpr int kMostSpans = 8;
+constexpr int kSpan = 64;      // inputs of a warp
+constexpr int kOutputs = 64;   // of a team
+constexpr int kMostSpans = 8;  // of a team, and warps of a thread block
 constexpr int kTerms = 3;
 constexpr int kPairs = kOutputs / 2;
 
@@ -34,6 +35,8 @@ struct Product {
     float* out;  // (rows, heads outputs)
     int64_t out_stride;
     int32_t rows;
+    int32_t spans;         // of all inputs
+    int32_t buffers;       // 2, or 1 where a thread block has one tile
     bool weights_aligned;  // eight, to 16 bytes
     bool out_aligned;      // two, to 8 bytes
 };
@@ -56,22 +59,23 @@ class Project {
     using Terms = uint32_t[kTerms][2][4];
 
   public:
-    // shared: pieces (1 or 2 tiles, spans, kTile).
+    // shared: pieces (teams, 1 or 2 tiles, spans, kTile).
     __device__ Project(const Product& args, float4* shared)
         : args_(args),
-          shared_(shared),
-          spans_(static_cast<int>(blockDim.x) / 32),
-          span_(static_cast<int>(threadIdx.x) / 32),
+          spans_(args.spans),
+          team_(static_cast<int>(threadIdx.x) / 32 / spans_),
+          span_(static_cast<int>(threadIdx.x) / 32 % spans_),
           c_(static_cast<int>(threadIdx.x) % 32 / 4),
           q_(static_cast<int>(threadIdx.x) % 4),
           head_(static_cast<int32_t>(blockIdx.y)),
-          output_(static_cast<int32_t>(blockIdx.x) * kOutputs),
+          output_((static_cast<int32_t>(blockIdx.x * blockDim.x) / 32 / spans_ + team_) * kOutputs),
           input_(span_ * kSpan + 8 * q_) {
         const int32_t tiles = (args.rows + kRows - 1) / kRows;
         const auto part = static_cast<int32_t>(blockIdx.z);
         const auto parts = static_cast<int32_t>(gridDim.z);
         first_ = part * tiles / parts * kRows;
         last_ = min((part + 1) * tiles / parts * kRows, args.rows);
+        shared_ = shared + team_ * args.buffers * spans_ * kTile;
     }
 
     __device__ void run() {
@@ -100,7 +104,7 @@ class Project {
                          next);
                 fetch(next, row + kRows + 8 * (g + 1));
             }
-            __syncthreads();
+            asm volatile("bar.sync %0, %1;" ::"r"(team_ + 1), "r"(spans_ * 32) : "memory");
             finish(parts, row);
             buffer ^= 1;
             row += kRows;
@@ -226,7 +230,8 @@ class Project {
 
     // Adds the spans of a tile and stores its rows from `first` on.
     __device__ void finish(const float4* parts, int32_t first) const {
-        for (int i = static_cast<int>(threadIdx.x); i < kTile; i += spans_ * 32) {
+        for (int i = static_cast<int>(threadIdx.x) - team_ * spans_ * 32; i < kTile;
+             i += spans_ * 32) {
             const float4* from = parts + place(i / kPairs, i % kPairs);
             float4 part[kMostSpans];
 #pragma unroll
@@ -257,12 +262,13 @@ class Project {
     }
 
     const Product& args_;
-    float4* shared_;
+    float4* shared_;  // the team's
     const int spans_;
+    const int team_;
     const int span_;
     const int c_, q_;
     const int32_t head_;
-    const int32_t output_;  // the thread block's first
+    const int32_t output_;  // the team's first
     const int32_t input_;   // the lane's first
     int32_t first_, last_;  // rows
     uint32_t weights_[kTiles][kSteps][4];
@@ -275,13 +281,13 @@ __global__ void __launch_bounds__(kMostSpans * 32, 1)
     Project<kAcross, kWhole, kGroups>(args, shared).run();
 }
 
-// The parts the rows are cut into: as few rounds of thread blocks as short as possible. A thread
-// block begins with the time of two tiles.
-int64_t parts_of(int64_t blocks, int64_t places, int64_t tiles) {
+// The parts the rows are cut into, for the shortest time: rounds of thread blocks, one on each
+// multiprocessor, which begin with the time of two tiles.
+int64_t parts_of(int64_t blocks, int64_t processors, int64_t tiles) {
     int64_t best = 1;
     int64_t least = INT64_MAX;
     for (int64_t parts = 1; parts <= std::min<int64_t>(tiles, kMostSpans); ++parts) {
-        const int64_t time = ceil_div(blocks * parts, places) * (ceil_div(tiles, parts) + 2);
+        const int64_t time = ceil_div(blocks * parts, processors) * (ceil_div(tiles, parts) + 2);
         if (time < least) best = parts;
         least = std::min(least, time);
     }
@@ -289,19 +295,22 @@ int64_t parts_of(int64_t blocks, int64_t places, int64_t tiles) {
 }
 
 template <bool kAcross, bool kWhole, int kGroups>
-void launch(const Product& args, int32_t heads, KernelSet& kernels, LaunchStream stream) {
+void launch(Product args, int32_t heads, KernelSet& kernels, LaunchStream stream) {
     constexpr int kTileBytes = kGroups * 8 * kOutputs * static_cast<int>(sizeof(float));
+    static_assert(2 * kMostSpans * kTileBytes <= 98 * 1024);  // what the smallest devices have
     const auto kernel = project_kernel<kAcross, kWhole, kGroups>;
     kernels.allow_shared(kernel, 2 * kMostSpans * kTileBytes);
-    const int64_t spans = ceil_div(args.inputs, kSpan);
-    const int64_t columns = ceil_div(args.outputs, kOutputs);
+    args.spans = static_cast<int32_t>(ceil_div(args.inputs, kSpan));
+    const int64_t outputs = ceil_div(args.outputs, kOutputs);
+    const int64_t teams = std::min<int64_t>(kMostSpans / args.spans, outputs);
+    const int64_t columns = ceil_div(outputs, teams);
     const int64_t tiles = ceil_div(args.rows, kGroups * 8);
-    const int64_t parts =
-        parts_of(columns * heads, kernels.processors() * (kMostSpans / spans), tiles);
-    const auto shared = static_cast<int>((tiles > parts ? 2 : 1) * spans * kTileBytes);
+    const int64_t parts = parts_of(columns * heads, kernels.processors(), tiles);
+    args.buffers = tiles > parts ? 2 : 1;
+    const auto warps = static_cast<int>(teams * args.spans);
     const dim3 grid(static_cast<unsigned>(columns), static_cast<unsigned>(heads),
                     static_cast<unsigned>(parts));
-    launch_dependent(kernel, grid, static_cast<int>(spans) * 32, shared, stream, args);
+    launch_dependent(kernel, grid, warps * 32, warps * args.buffers * kTileBytes, stream, args);
 }
 
 bool aligned(const void* pointer, uintptr_t bytes) {
