@@ -36,14 +36,13 @@ ProductOut hidden_out(const MoePass& pass, int32_t member) {
             .member_stride = pass.hidden_stride()};
 }
 
-// Rotates for the products of `members` members from `member` on.
-Rotation rotation_of(const MoePass& pass, int32_t member, int64_t k_padded) {
+Rotation rotation_of(const MoePass& pass, int64_t k_padded) {
     Rotation rotation;
+    rotation.m = static_cast<int32_t>(pass.pairs());
     rotation.tiles = pass.grouping.tiles;
     rotation.tiles_early = pass.tiles_early;
     rotation.tile_rows = pass.tile_rows;
     rotation.table = pass.experts.experts;
-    rotation.member = member;
     rotation.out_tiles = k_padded / exl3::kTile;
     return rotation;
 }
@@ -83,14 +82,14 @@ void CudaBackend::moe_hidden(MoePass& pass) {
     uint2* rotated = nullptr;
     if (k_padded > 0 && !inside) {
         rotated = scope.take<uint2>(2 * rotated_stride);
-        Rotation rotation = rotation_of(pass, 0, k_padded);
+        Rotation rotation = rotation_of(pass, k_padded);
         rotation.x = pass.in.data;
         rotation.x_stride = pass.in.stride;
         rotation.order = grouping.order;
         rotation.slots = static_cast<int32_t>(pass.ids.cols);
         rotation.out = rotated;
         rotation.out_stride = rotated_stride;
-        rotate(rotation, k_padded, grouping.most_tiles, 2, stream_.get());
+        rotate(rotation, k_padded, grouping.most_tiles, processors_, stream_.get());
         pass.tiles_early = true;
     }
     const uint4* fragments = nullptr;
@@ -155,13 +154,13 @@ void CudaBackend::moe_down_inputs(MoePass& pass) {
     pass.down_inside =
         loads_four(pass.hidden, pass.experts.max_width) && moe_inside(pass, pass.down, 1);
     if (pass.down.has_exl3() && !pass.down_inside) {
-        Rotation rotation = rotation_of(pass, 2, pass.down.k_padded);
+        Rotation rotation = rotation_of(pass, pass.down.k_padded);
         rotation.x = pass.hidden;
         rotation.x_stride = pass.experts.max_width;
         rotation.up = pass.hidden + pass.hidden_stride();
         rotation.limit = pass.experts.limit;
         rotation.out = pass.rotated;
-        rotate(rotation, pass.down.k_padded, grouping.most_tiles, 1, stream_.get());
+        rotate(rotation, pass.down.k_padded, grouping.most_tiles, processors_, stream_.get());
         pass.tiles_early = true;
     }
     if (pass.down.has_native()) {

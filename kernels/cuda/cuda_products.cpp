@@ -105,7 +105,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotation.out = rotated;
             rotation.out_tiles = args.rotated_tiles;
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
-                   1, stream_.get());
+                   processors_, stream_.get());
         }
         launch_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
     }

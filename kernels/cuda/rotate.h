@@ -14,8 +14,8 @@
 namespace quadrille::cuda {
 
 struct Rotation {
-    // Rows: position p is row p of x, or with `order` row order[p] / slots; with `up`, the input is
-    // swiglu(x, up) of position p instead (limit as Backend::swiglu).
+    // Of a matrix: position p is row p of x. Of experts: for gate and up, row order[p] / slots; for
+    // down, where `up` is given, swiglu(x, up) of position p (limit as Backend::swiglu).
     const float* x = nullptr;
     int64_t x_stride = 0;
     const float* up = nullptr;
@@ -23,18 +23,16 @@ struct Rotation {
     const int32_t* order = nullptr;
     int32_t slots = 1;
 
-    int32_t m = 0;  // positions, without tiles
-    const RowTile* tiles = nullptr;
-    bool tiles_early = false;  // as Exl3Product: they, order and the x that it leads to
-    int32_t tile_rows = 64;    // the most of a tile
+    int32_t m = 0;                   // rows; of experts, the most of all tiles together
+    const RowTile* tiles = nullptr;  // of experts
+    bool tiles_early = false;        // as Exl3Product: they, order and the x that it leads to
+    int32_t tile_rows = 64;          // the most of a tile
 
-    Matrix matrix{};  // or, of a tile's expert, member `member` + z
-    const Mlp* table = nullptr;
-    int32_t member = 0;
-    int32_t members = 1;  // set by rotate
+    Matrix matrix{};             // or
+    const Mlp* table = nullptr;  // experts
 
     uint2* out = nullptr;
-    int64_t out_stride = 0;  // uint2 from one member's to the next
+    int64_t out_stride = 0;  // uint2 from gate's to up's
     int64_t out_tiles = 0;   // input tiles a row group has room for
 };
 
@@ -43,7 +41,8 @@ constexpr int64_t rotated_size(int64_t positions, int64_t k_padded) {
     return (positions + 7) / 8 * (k_padded / exl3::kTile) * 32;
 }
 
-void rotate(Rotation rotation, int64_t k_padded, int32_t tiles, int32_t members,
+// Writes the rows that there are. k_padded: the most of any matrix.
+void rotate(const Rotation& rotation, int64_t k_padded, int32_t tiles, int32_t processors,
             LaunchStream stream);
 
 }  // namespace quadrille::cuda

@@ -37,7 +37,7 @@ WAIT_LATER = {
     "kernels/cuda/moe.cu": ["combine_kernel"],
     "kernels/cuda/native_stream.cu": ["native_stream_kernel"],
     "kernels/cuda/native_tiled.cu": ["native_tiled_kernel"],
-    "kernels/cuda/rotate.cu": ["rotate_kernel"],
+    "kernels/cuda/rotate.cu": ["rotate_few_kernel", "rotate_kernel"],
     "kernels/cuda/rows.cu": ["rms_norm_kernel"],
     "kernels/cuda/router.cu": ["route_few_kernel"],
 }
