@@ -13,6 +13,9 @@ namespace quadrille::cuda {
 namespace {
 
 constexpr int kGroupThreads = 1024;
+constexpr int kIdsTogether = 8;  // of a thread that groups, whose loads are under way together
+constexpr int64_t kStageBytes = int64_t{40} << 10;  // of a staged order, with experts' numbers
+constexpr uint16_t kNobody = 0xffff;                // in it
 constexpr int kThreads = 256;
 
 struct PairGrouping {
@@ -20,12 +23,17 @@ struct PairGrouping {
     View<const int32_t> ids;
     int32_t experts;
     int32_t tile_rows;
+    bool staged;  // the order is put together in shared memory, as 16-bit numbers
 
     // Of a pair; -1: nobody.
     __device__ int32_t expert(int32_t pair) const {
-        const auto slots = static_cast<uint32_t>(ids.cols);
-        const uint32_t row = static_cast<uint32_t>(pair) / slots;
-        const int32_t e = ids.data[row * ids.stride + static_cast<uint32_t>(pair) % slots];
+        int64_t at = pair;
+        if (ids.stride != ids.cols) {
+            const auto slots = static_cast<uint32_t>(ids.cols);
+            const uint32_t row = static_cast<uint32_t>(pair) / slots;
+            at = row * ids.stride + static_cast<uint32_t>(pair) % slots;
+        }
+        const int32_t e = ids.data[at];
         return e >= 0 && e < experts ? e : -1;
     }
     __device__ int32_t padded(int32_t rows) const {
@@ -62,31 +70,28 @@ __device__ Place place_of_thread(Place own, Place* totals) {
     return before;
 }
 
-// One block, all of whose time is latency where there are few pairs. Shared: rows and first
-// position of every expert.
-__global__ void __launch_bounds__(kGroupThreads)
-    group_pairs_kernel(const __grid_constant__ PairGrouping args) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
-    extern __shared__ int32_t shared[];
+// work(pair, expert) for the thread's pairs that have one.
+template <class Work>
+__device__ void for_pairs(const PairGrouping& args, int32_t pairs, Work&& work) {
+    for (auto first = static_cast<int32_t>(threadIdx.x); first < pairs;
+         first += kIdsTogether * kGroupThreads) {
+        int32_t expert[kIdsTogether];
+#pragma unroll
+        for (int i = 0; i < kIdsTogether; ++i) {
+            const int32_t pair = first + i * kGroupThreads;
+            expert[i] = pair < pairs ? args.expert(pair) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < kIdsTogether; ++i) {
+            if (expert[i] >= 0) work(first + i * kGroupThreads, expert[i]);
+        }
+    }
+}
+
+// The tiles of every expert, and where its rows begin.
+__device__ void place_experts(const PairGrouping& args, const int32_t* rows, int32_t* position) {
     __shared__ Place totals[kGroupThreads / 32];
-    int32_t* rows = shared;
-    int32_t* position = shared + args.experts;
     const auto thread = static_cast<int32_t>(threadIdx.x);
-    for (int32_t e = thread; e < args.experts; e += kGroupThreads) rows[e] = 0;
-    __syncthreads();
-    const auto pairs = static_cast<int32_t>(args.ids.rows * args.ids.cols);
-    int32_t expert = -1;  // of the thread's last pair
-    int32_t rank = 0;     // among the expert's rows
-    for (int32_t pair = thread; pair < pairs; pair += kGroupThreads) {
-        expert = args.expert(pair);
-        if (expert >= 0) rank = atomicAdd(&rows[expert], 1);
-    }
-    for (int64_t p = thread; p < args.out.capacity; p += kGroupThreads) args.out.order[p] = -1;
-    for (int32_t t = thread; t < args.out.most_tiles; t += kGroupThreads) {
-        args.out.tiles[t] = {-1, 0, 0};
-    }
-    __syncthreads();
     // Neighbouring experts to a thread.
     const int32_t each = (args.experts + kGroupThreads - 1) / kGroupThreads;
     const int32_t first = min(thread * each, args.experts);
@@ -106,14 +111,61 @@ __global__ void __launch_bounds__(kGroupThreads)
         place.position += args.padded(rows[e]);
     }
     if (thread == kGroupThreads - 1) *args.out.tile_count = place.tile;
+}
+
+// One block, all of whose time is latency where there are few pairs. Shared: rows and first
+// position of every expert, the order if it is staged: one multiprocessor writes the scattered
+// numbers of many pairs slowly.
+__global__ void __launch_bounds__(kGroupThreads)
+    group_pairs_kernel(const __grid_constant__ PairGrouping args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    extern __shared__ int32_t shared[];
+    int32_t* rows = shared;
+    int32_t* position = shared + args.experts;
+    auto* staged = reinterpret_cast<uint16_t*>(position + args.experts);
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    for (int32_t e = thread; e < args.experts; e += kGroupThreads) rows[e] = 0;
     __syncthreads();
-    if (pairs <= kGroupThreads) {
+    const auto pairs = static_cast<int32_t>(args.ids.rows * args.ids.cols);
+    const bool few = pairs <= kGroupThreads;
+    int32_t expert = -1;  // few: of the thread's pair
+    int32_t rank = 0;     // among the expert's rows
+    if (few) {
+        if (thread < pairs) expert = args.expert(thread);
+        if (expert >= 0) rank = atomicAdd(&rows[expert], 1);
+    } else {
+        for_pairs(args, pairs, [&](int32_t, int32_t e) { atomicAdd(&rows[e], 1); });
+    }
+    for (int64_t p = thread; p < args.out.capacity; p += kGroupThreads) {
+        if (args.staged) {
+            staged[p] = kNobody;
+        } else {
+            args.out.order[p] = -1;
+        }
+    }
+    for (int32_t t = thread; t < args.out.most_tiles; t += kGroupThreads) {
+        args.out.tiles[t] = {-1, 0, 0};
+    }
+    __syncthreads();
+    place_experts(args, rows, position);
+    __syncthreads();
+    if (few) {
         if (expert >= 0) args.out.order[position[expert] + rank] = thread;
         return;
     }
-    for (int32_t pair = thread; pair < pairs; pair += kGroupThreads) {
-        expert = args.expert(pair);
-        if (expert >= 0) args.out.order[atomicAdd(&position[expert], 1)] = pair;
+    for_pairs(args, pairs, [&](int32_t pair, int32_t e) {
+        const int32_t at = atomicAdd(&position[e], 1);
+        if (args.staged) {
+            staged[at] = static_cast<uint16_t>(pair);
+        } else {
+            args.out.order[at] = pair;
+        }
+    });
+    if (!args.staged) return;
+    __syncthreads();
+    for (int64_t p = thread; p < args.out.capacity; p += kGroupThreads) {
+        args.out.order[p] = staged[p] == kNobody ? -1 : staged[p];
     }
 }
 
@@ -236,9 +288,13 @@ void group_pairs(const Grouping& grouping, View<const int32_t> ids, int32_t expe
                  int32_t tile_rows, LaunchStream stream) {
     require(experts <= 4096, "moe: at most 4096 experts");
     require(tile_rows % 8 == 0, "moe: tiles of whole groups of 8 rows");
-    const auto shared = static_cast<int>(experts * 2 * sizeof(int32_t));
-    launch_dependent(group_pairs_kernel, dim3(1), kGroupThreads, shared, stream,
-                     PairGrouping{grouping, ids, experts, tile_rows});
+    const int64_t pairs = ids.rows * ids.cols;
+    int64_t shared = experts * int64_t{2 * sizeof(int32_t)};
+    const int64_t order = grouping.capacity * int64_t{sizeof(uint16_t)};
+    const bool staged = pairs > kGroupThreads && pairs < kNobody && shared + order <= kStageBytes;
+    if (staged) shared += order;
+    launch_dependent(group_pairs_kernel, dim3(1), kGroupThreads, static_cast<int>(shared), stream,
+                     PairGrouping{grouping, ids, experts, tile_rows, staged});
 }
 
 void combine(View<float> out, const Combination& parts, LaunchStream stream) {
