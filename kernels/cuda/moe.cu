@@ -2,11 +2,13 @@
 // What surrounds the products of the experts: the rows of each expert, and the sum over slots and
 // segments. Where two rows of one expert come to lie is a race, what they compute is not: a row's
 // arithmetic does not depend on its position.
+#include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/swiglu.cuh"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace quadrille::cuda {
 
@@ -17,6 +19,9 @@ constexpr int kIdsTogether = 8;  // of a thread that groups, whose loads are und
 constexpr int64_t kStageBytes = int64_t{40} << 10;  // of a staged order, with experts' numbers
 constexpr uint16_t kNobody = 0xffff;                // in it
 constexpr int kThreads = 256;
+// Outputs from which a thread takes four columns: as many threads as two thread blocks of each
+// multiprocessor have.
+constexpr int64_t kManyOutputs = int64_t{1} << 18;
 
 struct PairGrouping {
     Grouping out;
@@ -174,22 +179,57 @@ struct CombineArgs {
     Combination in;
 };
 
-// One output of a row. All loads of 8 slots are under way together: their latency is what this
-// costs where there are few rows. Waits for earlier kernels before it reads by_pair.
-template <int kSegments>
-__device__ float combined(const Combination& in, int64_t r, int64_t c) {
-    constexpr int kSlots = 8;
-    float sum[kSegments] = {};
-    float shared[kSegments] = {};
+// One number, or four where they may be loaded at once. kCached: through the multiprocessor's own
+// cache.
+template <bool kCached, int kColumns>
+__device__ __forceinline__ void load_columns(float (&v)[kColumns], const float* from) {
+    if constexpr (kColumns == 4) {
+        const auto* four = reinterpret_cast<const float4*>(from);
+        const float4 in = kCached ? *four : __ldcg(four);
+        v[0] = in.x;
+        v[1] = in.y;
+        v[2] = in.z;
+        v[3] = in.w;
+    } else {
+        static_assert(kColumns == 1);
+        v[0] = kCached ? *from : __ldcg(from);
+    }
+}
+
+template <int kSegments, int kColumns>
+__device__ __forceinline__ void add_scaled(float (&sum)[kSegments][kColumns], float scale,
+                                           const float (&part)[kSegments][kColumns]) {
+#pragma unroll
+    for (int s = 0; s < kSegments; ++s) {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) sum[s][i] = __fmaf_rn(scale, part[s][i], sum[s][i]);
+    }
+}
+
+template <int kSegments, class Of>
+__device__ __forceinline__ float tree(Of&& of) {
+    if constexpr (kSegments == 4) return (of(0) + of(1)) + (of(2) + of(3));
+    if constexpr (kSegments == 2) return of(0) + of(1);
+    return of(0);
+}
+
+// Outputs c .. of row r. All loads of kSlots slots are under way together: their latency is what
+// this costs where there are few rows. Waits for earlier kernels before it reads by_pair.
+template <int kSegments, int kColumns>
+__device__ void combined(float (&out)[kColumns], const Combination& in, int64_t r, int64_t c) {
+    constexpr int kSlots = kSegments * kColumns == 16 ? 4 : 8;  // no more than registers hold
+    float sum[kSegments][kColumns] = {};
+    float shared[kSegments][kColumns] = {};
     if (in.shared != nullptr) {
 #pragma unroll
         for (int s = 0; s < kSegments; ++s) {
-            shared[s] = __ldcg(in.shared + s * in.shared_segment_stride + r * in.shared_stride + c);
+            load_columns<false>(
+                shared[s], in.shared + s * in.shared_segment_stride + r * in.shared_stride + c);
         }
     }
     const int32_t* id = in.ids.data + r * in.ids.stride;
     const float* weight = in.weights.data + r * in.weights.stride;
-    const auto slots = static_cast<int32_t>(in.ids.cols);
+    const int32_t slots = in.experts > 0 ? static_cast<int32_t>(in.ids.cols) : 0;
     const int64_t step = kSegments * in.pair_stride;  // from a slot to the next
     for (int32_t first = 0; first < slots; first += kSlots) {
         int32_t expert[kSlots];
@@ -208,44 +248,68 @@ __device__ float combined(const Combination& in, int64_t r, int64_t c) {
             busy[i] = first + i < slots && expert[i] >= 0 && expert[i] < in.experts;
         }
         wait_for_earlier_kernels();
-        float part[kSegments][kSlots] = {};
-        const float* from = in.by_pair + (r * slots + first) * step + c;
+        // Also of slots that have none, whose numbers are of no use: a branch would part the loads.
+        float part[kSlots][kSegments][kColumns];
+        const float* from = in.by_pair + r * slots * step + c;
 #pragma unroll
-        for (int i = 0; i < kSlots; ++i, from += step) {
+        for (int i = 0; i < kSlots; ++i) {
+            const int32_t slot = min(first + i, slots - 1);
 #pragma unroll
             for (int s = 0; s < kSegments; ++s) {
-                if (busy[i]) part[s][i] = from[s * in.pair_stride];
+                load_columns<true>(part[i][s], from + slot * step + s * in.pair_stride);
             }
         }
 #pragma unroll
         for (int i = 0; i < kSlots; ++i) {
-#pragma unroll
-            for (int s = 0; s < kSegments; ++s) {
-                if (busy[i]) sum[s] += scale[i] * part[s][i];
-            }
+            if (busy[i]) add_scaled<kSegments, kColumns>(sum, scale[i], part[i]);
         }
     }
-    if (in.shared != nullptr) {
 #pragma unroll
-        for (int s = 0; s < kSegments; ++s) sum[s] += shared[s];
+    for (int i = 0; i < kColumns; ++i) {
+        if (in.shared != nullptr) {
+#pragma unroll
+            for (int s = 0; s < kSegments; ++s) sum[s][i] += shared[s][i];
+        }
+        out[i] = tree<kSegments>([&](int s) { return sum[s][i]; });
     }
-    if constexpr (kSegments == 4) return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    if constexpr (kSegments == 2) return sum[0] + sum[1];
-    return sum[0];
 }
 
-template <int kSegments>
-__global__ void __launch_bounds__(kThreads)
+// Few thread blocks to a multiprocessor: else the compiler saves registers, and loads one after the
+// other.
+template <int kSegments, int kColumns>
+__global__ void __launch_bounds__(kThreads, kSegments* kColumns < 4 ? 4 : 2)
     combine_kernel(const __grid_constant__ CombineArgs args) {
     if (!args.in.early) wait_for_earlier_kernels();
-    const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    const int64_t c = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kColumns;
     for (int64_t r = blockIdx.y; r < args.out.rows && c < args.out.cols; r += gridDim.y) {
-        const float sum = combined<kSegments>(args.in, r, c);
+        float sum[kColumns];
+        combined<kSegments>(sum, args.in, r, c);
         wait_for_earlier_kernels();  // also where there are no slots
-        args.out.data[r * args.out.stride + c] = sum;
+        float* to = args.out.data + r * args.out.stride + c;
+        if constexpr (kColumns == 4) {
+            *reinterpret_cast<float4*>(to) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        } else {
+            *to = sum[0];
+        }
     }
     wait_for_earlier_kernels();
     let_next_kernel_start();
+}
+
+template <int kColumns>
+void launch_combine(const CombineArgs& args, LaunchStream stream) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.out.cols, kThreads * kColumns)),
+                    static_cast<unsigned>(std::min<int64_t>(args.out.rows, 65535)));
+    const auto kernel = args.in.segments == 1   ? combine_kernel<1, kColumns>
+                        : args.in.segments == 2 ? combine_kernel<2, kColumns>
+                                                : combine_kernel<4, kColumns>;
+    launch_dependent(kernel, grid, kThreads, 0, stream, args);
+}
+
+// Rows of four at a time, from `data` on and `strides` apart.
+bool in_fours(const float* data, std::initializer_list<int64_t> strides) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
+           std::all_of(strides.begin(), strides.end(), [](int64_t s) { return s % 4 == 0; });
 }
 
 struct SwigluTiles {
@@ -301,12 +365,12 @@ void combine(View<float> out, const Combination& parts, LaunchStream stream) {
     require(parts.segments == 1 || parts.segments == 2 || parts.segments == 4,
             "moe: 1, 2 or 4 segments");
     if (out.rows == 0 || out.cols == 0) return;
-    const dim3 grid(static_cast<unsigned>((out.cols + kThreads - 1) / kThreads),
-                    static_cast<unsigned>(std::min<int64_t>(out.rows, 65535)));
-    const auto kernel = parts.segments == 1   ? combine_kernel<1>
-                        : parts.segments == 2 ? combine_kernel<2>
-                                              : combine_kernel<4>;
-    launch_dependent(kernel, grid, kThreads, 0, stream, CombineArgs{out, parts});
+    const CombineArgs args{out, parts};
+    const bool fours = in_fours(out.data, {out.cols, out.stride}) &&
+                       in_fours(parts.by_pair, {parts.pair_stride}) &&
+                       in_fours(parts.shared, {parts.shared_stride, parts.shared_segment_stride});
+    if (fours && out.rows * out.cols >= kManyOutputs) return launch_combine<4>(args, stream);
+    launch_combine<1>(args, stream);
 }
 
 void swiglu_tiles(float* gate, const float* up, int64_t stride, const Mlp* table,
