@@ -171,7 +171,7 @@ TEST_F(CudaMoe, MoreExpertsThanThreadsOfABlock) {
     const Experts experts(random_, 128, 128, 2100, 1, Pack::exl3);
     Loaded cpu(*cpu_, experts);
     Loaded gpu(*gpu_, experts);
-    for (const int64_t m : {5, 300}) {
+    for (const int64_t m : {5, 300, 400}) {
         Pass pass = random_pass(random_, m, 128, 2100, 4);
         pass.ids[1] = 2099;
         pass.ids[6] = -1;
@@ -246,6 +246,44 @@ TEST_F(CudaMoe, ManyRowsHaveTheBitsOfFew) {
         }
         Loaded cpu(*cpu_, experts);
         EXPECT_TRUE(near_enough(whole, cpu.run(pass, 2), kAllowed));
+    }
+}
+
+// So many outputs that a thread sums four columns, where those lie as it loads them; more slots
+// than it loads at once, some of them without an expert.
+TEST_F(CudaMoe, ManyOutputsHaveTheBitsOfFew) {
+    constexpr int64_t kRows = 2056;
+    constexpr int64_t kSlots = 9;
+    for (const int32_t segments : {1, 2, 4}) {
+        const Experts experts(random_, 128, 128, 10, segments, Pack::exl3);
+        Loaded gpu(*gpu_, experts);
+        Pass pass = random_pass(random_, kRows, 128, 10, kSlots);
+        for (size_t pair = 0; pair < pass.ids.size(); ++pair) {
+            if (pair % 5 == 0 || pair / kSlots == 3) pass.ids[pair] = pair % 2 == 0 ? -1 : 10;
+        }
+        const std::vector<float> whole = gpu.run(pass, kSlots);
+        EXPECT_TRUE(same(gpu.run(pass, kSlots, 3), whole)) << segments;
+        const std::vector<int64_t> rows = {0, 3, 4, 1000, kRows - 1};
+        const Pass part = {gather_rows<float>(pass.x, 128, rows),
+                           gather_rows<int32_t>(pass.ids, kSlots, rows),
+                           gather_rows<float>(pass.weights, kSlots, rows)};
+        EXPECT_TRUE(same(gpu.run(part, kSlots), gather_rows<float>(whole, 128, rows))) << segments;
+    }
+}
+
+// More than eight blocks of inputs and of intermediate channels, and no multiple of eight: of tiles
+// of every size, with up to all of their rows.
+TEST_F(CudaMoe, ManyBlocksOfInputs) {
+    const Experts experts(random_, 1300, 1152, 3, 1, Pack::kinds);
+    Loaded inside(*gpu_, experts);
+    Loaded before(*gpu_, experts, {.odd_scales = true});
+    Loaded cpu(*cpu_, experts);
+    for (const int64_t m : {2, 9, 20, 45, 100}) {
+        Pass pass = random_pass(random_, m, 1300, 3, 1);
+        for (size_t pair = 0; pair < pass.ids.size(); pair += 3) pass.ids[pair] = 1;
+        const std::vector<float> found = before.run(pass, 1);
+        EXPECT_TRUE(near_enough(found, cpu.run(pass, 1), kAllowed)) << m;
+        EXPECT_TRUE(same(inside.run(pass, 1, 4), found)) << m;
     }
 }
 
