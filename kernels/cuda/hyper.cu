@@ -56,34 +56,22 @@ __device__ void sinkhorn_serial(float* c, int32_t s, const HyperParams& params) 
     }
 }
 
-// The same for four streams, in registers: rounds follow each other with nothing to wait for but
-// four sums and their reciprocals.
-__device__ void sinkhorn_four(float (&c)[16], const HyperParams& params) {
-    const float eps = params.sinkhorn_eps;
-    const auto scale_line = [&](int first, int apart, float before, float after) {
-        const float sum =
-            (c[first] + c[first + apart]) + (c[first + 2 * apart] + c[first + 3 * apart]);
-        const float scale = __frcp_rn(sum + before);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) c[first + i * apart] = c[first + i * apart] * scale + after;
+// The same for four streams, one element a lane of a group of sixteen.
+__device__ float sinkhorn_four(float c, const HyperParams& params) {
+    const auto group_sum = [](float value, int first, int second) {
+        value += __shfl_xor_sync(0xffffffffu, value, first);
+        return value + __shfl_xor_sync(0xffffffffu, value, second);
     };
-#pragma unroll
-    for (int a = 0; a < 4; ++a) {
-        float* row = c + 4 * a;
-        const float largest = fmaxf(fmaxf(row[0], row[1]), fmaxf(row[2], row[3]));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) row[i] = expf(row[i] - largest);
-        scale_line(4 * a, 1, 0.0f, eps);
+    float largest = fmaxf(c, __shfl_xor_sync(0xffffffffu, c, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    c = expf(c - largest);
+    c = c * __frcp_rn(group_sum(c, 1, 2)) + params.sinkhorn_eps;
+    c *= __frcp_rn(group_sum(c, 4, 8) + params.sinkhorn_eps);
+    for (int32_t i = 1; i < params.sinkhorn_iterations; ++i) {
+        c *= __frcp_rn(group_sum(c, 1, 2) + params.sinkhorn_eps);
+        c *= __frcp_rn(group_sum(c, 4, 8) + params.sinkhorn_eps);
     }
-#pragma unroll
-    for (int b = 0; b < 4; ++b) scale_line(b, 4, eps, 0.0f);
-#pragma unroll 1
-    for (int32_t round = 1; round < params.sinkhorn_iterations; ++round) {
-#pragma unroll
-        for (int a = 0; a < 4; ++a) scale_line(4 * a, 1, eps, 0.0f);
-#pragma unroll
-        for (int b = 0; b < 4; ++b) scale_line(b, 4, eps, 0.0f);
-    }
+    return c;
 }
 
 // Products of this block's inputs and the sums of squares, of at most kUsed rows, to memory. The
@@ -181,13 +169,8 @@ __device__ void finish_gates(const Gates& args, const float* base, const float* 
         return t[2 * s + i] * inverse * scale[2] + base[2 * s + i];
     };
     if (s == 4) {
-        float c[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) c[i] = element(i);
-        sinkhorn_four(c, args.params);
-        if (lane != 0) return;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) mix[i] = c[i];
+        const float c = sinkhorn_four(element(lane % 16), args.params);
+        if (lane < 16) mix[lane] = c;
     } else if (lane == 0) {
         for (int32_t i = 0; i < s * s; ++i) mix[i] = element(i);
         sinkhorn_serial(mix, s, args.params);
@@ -214,12 +197,17 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__
         gate_products<Weight, kRows>(args, x, rows);
     }
     if (thread < outputs + 3) ends[thread] = end;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        arrived = atomicAdd(&args.counters[blockIdx.y], 1);
-        if (arrived == static_cast<int32_t>(gridDim.x) - 1) args.counters[blockIdx.y] = 0;
-        __threadfence();
+        // Releases the whole block's sums, which the barrier has ordered before.
+        int32_t* counter = args.counters + blockIdx.y;
+        int32_t before = 0;
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(counter)
+                     : "memory");
+        arrived = before;
+        if (before == static_cast<int32_t>(gridDim.x) - 1) *counter = 0;
     }
     __syncthreads();
     if (arrived != static_cast<int32_t>(gridDim.x) - 1) return;
