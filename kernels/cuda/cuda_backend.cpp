@@ -211,11 +211,11 @@ void CudaBackend::stream_mean(View<float> out, View<const float> streams, int32_
 void CudaBackend::kda(View<float> out, View<const float> qkv, View<const float> f,
                       View<const float> b, View<const float> g, const KdaWeights& weights,
                       const KdaState& state, const KdaParams& params, const Rows& rows) {
-    cuda::kda(out, qkv, f, b, g, weights, state, params, rows, stream_.get());
+    cuda::kda(out, qkv, f, b, g, weights, state, params, rows, kernels_, stream_.get());
 }
 void CudaBackend::kda_flush(const KdaWeights& weights, const KdaState& state,
                             const KdaParams& params, int32_t slot, int32_t pending, bool fresh) {
-    cuda::kda_flush(weights, state, params, slot, pending, fresh, stream_.get());
+    cuda::kda_flush(weights, state, params, slot, pending, fresh, kernels_, stream_.get());
 }
 
 void CudaBackend::latent_append(View<float> latents, View<const float> latent, const Rows& rows) {

@@ -3,13 +3,11 @@
 // norms, gates, the norm of the output, and what a pass keeps of its rows for the next one.
 #pragma once
 
-#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/kda_math.cuh"
 #include "kernels/cuda/sequence_launch.h"
-#include "kernels/cuda/swiglu.cuh"
 
 namespace quadrille::cuda {
 
-constexpr float kNormEps = 1e-6f;  // of the l2 norms of q and k, added to the sum
 constexpr int kMaxTaps = 8;
 constexpr int kChunk = 8;  // rows prepared together
 
@@ -42,7 +40,9 @@ struct KdaSequence {
 // Rows as the recurrence reads them.
 template <int kDim>
 struct alignas(16) KdaShared {
-    float qkv[3][kChunk][kDim];
+    float q[kChunk][kDim];
+    float k[kChunk][kDim];
+    float v[kChunk][kDim];
     float decay[kChunk][kDim];
     float beta[kChunk];
     float q_dot_k[kChunk];
@@ -59,21 +59,17 @@ struct alignas(16) KdaResults {
     float out[kChunk][kDim];
 };
 
-// The kThreads threads from kFirst on of a thread block, all of which call each function; kWidth:
-// columns of the state that are the block's.
-template <int kDim, int kThreads, int kFirst = 0, int kWidth = kDim>
+// kThreads: of the thread block, all of which call each function.
+template <int kDim, int kThreads>
 class KdaRows {
   public:
-    static constexpr bool kWhole = kWidth == kDim;
-
-    // results: null unless kWhole.
+    // results: null where only locate(), raw(), finish_all() and keep_inputs() are called.
     __device__ KdaRows(const KdaArgs& args, KdaSequence& at, KdaResults<kDim>* results)
         : args_(args), at_(at), results_(results) {}
 
     static __device__ int32_t head() { return static_cast<int32_t>(blockIdx.x); }
     __device__ int32_t taps() const { return args_.params.taps; }
     __device__ int32_t c() const { return args_.params.heads * kDim; }
-    static __device__ int first_column() { return static_cast<int>(blockIdx.z) * kWidth; }
     // Whether own rows become the pending ones.
     __device__ bool deferred() const { return !args_.rows.commit && !args_.flush; }
     // False where there is nothing to run; rows of padding become zero.
@@ -103,20 +99,14 @@ class KdaRows {
         return count > 0;
     }
 
-    // A barrier of the whole thread block: not __syncthreads(), it is met from two places.
-    static __device__ void sync() {
-        asm volatile("bar.sync %0, %1;" ::"n"(1), "n"(kFirst + kThreads) : "memory");
-    }
-
-    // Everything the recurrence needs of `count` timeline rows from `start`. Two times sync(), in
-    // which the other threads take part.
+    // Everything the recurrence needs of `count` timeline rows from `start`.
     __device__ void fill(KdaShared<kDim>& to, int32_t start, int count) {
         s_ = &to;
         locate_rows(start);
-        sync();
+        __syncthreads();
         prepare(start, count);
-        sync();
-        normalise(count);
+        __syncthreads();
+        normalise_rows(count);
         if (deferred()) keep_beta(start, count);
     }
 
@@ -188,11 +178,6 @@ class KdaRows {
         }
     }
 
-  private:
-    static __device__ int thread() {
-        return static_cast<int>(threadIdx.x) - kFirst;
-    }
-    // Between the functions of a chunk.
     // Channels of this head of timeline row t; those of k and v follow after c() and 2 c().
     __device__ const float* raw(int32_t t) const {
         const float* own = args_.qkv.data + int64_t{at_.first + t - at_.pending} * args_.qkv.stride;
@@ -206,6 +191,11 @@ class KdaRows {
     // Whether it counts as zero, whatever is stored.
     __device__ bool is_zero(int32_t t) const {
         return t < 0 && (at_.fresh || t < 1 - taps());
+    }
+
+  private:
+    static __device__ int thread() {
+        return static_cast<int>(threadIdx.x);
     }
     // Where the rows of a chunk are. Behind its end there are as many rows of nothing as it lacks.
     __device__ void locate_rows(int32_t start) {
@@ -245,13 +235,13 @@ class KdaRows {
                     : args_.b.data[int64_t{at_.first + t - at_.pending} * args_.b.stride + head()];
         }
 #pragma unroll 1
-        for (int i = thread(); i < 3 * kDim + kWidth; i += kThreads) {
+        for (int i = thread(); i < 4 * kDim; i += kThreads) {
             if (i < kDim) {
                 gates(i, start, rows);
                 continue;
             }
             const int part = i / kDim - 1;
-            const int of_head = i % kDim + (part == 2 ? first_column() : 0);
+            const int of_head = i % kDim;
             if (taps() <= 4) {
                 convolve<4, kChunk>(part, of_head, 0, rows);
                 continue;
@@ -274,17 +264,15 @@ class KdaRows {
             const float* at = s_->raw[kMaxTaps - kTaps + to + j];
             in[j] = at == nullptr ? 0.0f : at[channel];
         }
-        const float* weights =
-            args_.weights.conv + int64_t{channel + head() * kDim} * taps() - (kTaps - taps());
+        load_taps(weight, args_.weights.conv + int64_t{channel + head() * kDim} * taps(), taps());
+        float(*result)[kDim] = part == 0 ? s_->q : part == 1 ? s_->k : s_->v;
 #pragma unroll
-        for (int j = 0; j < kTaps; ++j) weight[j] = j >= kTaps - taps() ? weights[j] : 0.0f;
-#pragma unroll
-        for (int row = 0; row < kRows; ++row) {
+        for (int row = 0; row < kRows; row += kTogether) {
             if (row >= rows) break;
-            float sum = 0.0f;
+            float sum[kTogether];
+            short_convolution(sum, weight, in + row);
 #pragma unroll
-            for (int j = 0; j < kTaps; ++j) sum = fmaf(weight[j], in[row + j], sum);
-            s_->qkv[part][to + row][of_head] = sum * sigmoid(sum);
+            for (int i = 0; i < kTogether; ++i) result[to + row + i][of_head] = sum[i];
         }
     }
 
@@ -303,48 +291,40 @@ class KdaRows {
 #pragma unroll
         for (int row = 0; row < kChunk; ++row) {
             decay[row] = row < rows ? s_->decay_or_f[row][of_head] : 0.0f;
-            const float* g = kWhole && row < rows ? s_->g[row] : nullptr;
+            const float* g = row < rows ? s_->g[row] : nullptr;
             g_of_row[row] = g == nullptr ? 0.0f : g[of_head];
         }
         const float rate = expf(args_.weights.a_log[head()]);
         const float bias = args_.weights.dt_bias[channel];
+        const float norm = args_.weights.o_norm[of_head];
 #pragma unroll
-        for (int row = 0; row < kChunk; ++row) {
+        for (int row = 0; row < kChunk; row += kTogether) {
             if (row >= rows) break;
-            if (start + row >= at_.pending) {
-                decay[row] = expf(args_.params.lower_bound * sigmoid(rate * (decay[row] + bias)));
-                if (kWhole) results_->gate[row][of_head] = gate(of_head, g_of_row[row]);
+            float of_own[kTogether];
+            float gate[kTogether];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                of_own[i] = decay[row + i];
+                gate[i] = g_of_row[row + i];
             }
-            s_->decay[row][of_head] = decay[row];
-            if (deferred() && start + row >= at_.pending) {
-                keep_decay(start + row - at_.pending, channel, decay[row]);
+            decays(of_own, rate, bias, args_.params.lower_bound);
+            sigmoids(gate);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                const int32_t own = start + row + i - at_.pending;
+                s_->decay[row + i][of_head] = own < 0 ? decay[row + i] : of_own[i];
+                results_->gate[row + i][of_head] = norm * gate[i];
+                if (deferred() && own >= 0 && row + i < rows) keep_decay(own, channel, of_own[i]);
             }
         }
     }
 
-    // l2 norms of q and k and their product, a warp per row.
-    __device__ void normalise(int rows) {
-        const float scale = 1.0f / sqrtf(static_cast<float>(kDim));
+    // A warp per row.
+    __device__ void normalise_rows(int rows) {
 #pragma unroll 1
         for (int i = thread() / 32; i < rows; i += kThreads / 32) {
-            float* q = s_->qkv[0][i];
-            float* k = s_->qkv[1][i];
-            float q_squares = 0.0f;
-            float k_squares = 0.0f;
-            float product = 0.0f;
-            for (int j = thread() % 32; j < kDim; j += 32) {
-                q_squares = fmaf(q[j], q[j], q_squares);
-                k_squares = fmaf(k[j], k[j], k_squares);
-                product = fmaf(q[j], k[j], product);
-            }
-            const float q_factor = scale / sqrtf(warp_sum(q_squares) + kNormEps);
-            const float k_factor = 1.0f / sqrtf(warp_sum(k_squares) + kNormEps);
-            product = warp_sum(product);
-            for (int j = thread() % 32; j < kDim; j += 32) {
-                q[j] *= q_factor;
-                k[j] *= k_factor;
-            }
-            if (thread() % 32 == 0) s_->q_dot_k[i] = product * q_factor * k_factor;
+            const float product = normalise<kDim>(s_->q[i], s_->k[i]);
+            if (thread() % 32 == 0) s_->q_dot_k[i] = product;
         }
     }
 

@@ -32,9 +32,9 @@ void stream_mean(View<float> out, View<const float> streams, int32_t count, Laun
 // kda.cu
 void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,
          View<const float> g, const KdaWeights& weights, const KdaState& state,
-         const KdaParams& params, const Rows& rows, LaunchStream stream);
+         const KdaParams& params, const Rows& rows, KernelSet& kernels, LaunchStream stream);
 void kda_flush(const KdaWeights& weights, const KdaState& state, const KdaParams& params,
-               int32_t slot, int32_t pending, bool fresh, LaunchStream stream);
+               int32_t slot, int32_t pending, bool fresh, KernelSet& kernels, LaunchStream stream);
 
 // indexer.cu
 void index_pool(const IndexCache& cache, View<const float> key, View<const float> gate,
