@@ -113,10 +113,8 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
 
 void CudaBackend::native_product(const ProductOut& out, View<const float> in,
                                  const Matrix& weight) {
-    // Tiled where that takes enough thread blocks; else the weights are streamed again for every 16
-    // rows, from the cache.
-    const int64_t blocks = ceil_div(weight.n, 64) * ceil_div(in.rows, kNativeTileRows);
-    const bool tiled = in.rows > 8 && native_fragments(weight) && blocks >= processors_ / 4;
+    // Of few columns the weights are streamed again for every 16 rows, from the cache.
+    const bool tiled = in.rows > 8 && native_fragments(weight) && weight.n >= kNativeTiledColumns;
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
     const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
     for (int64_t first = 0; first < in.rows; first += slab) {

@@ -40,7 +40,8 @@ struct NativeProduct {
 // The most rows the streaming kernel takes at once; beyond it bf16 weights want split fragments.
 inline constexpr int32_t kStreamRows = 16;
 inline constexpr int32_t kNativeTileRows = 64;
-inline constexpr int32_t kNativeGroupRows = 16;  // of a fragment: tiles begin at whole ones
+inline constexpr int64_t kNativeTiledColumns = 1024;  // fewer are streamed, whatever the rows
+inline constexpr int32_t kNativeGroupRows = 16;       // of a fragment: tiles begin at whole ones
 
 QUADRILLE_HOST_DEVICE constexpr int64_t native_span(int64_t width) {
     return ((width + 7) / 8 + 63) / 64 * 64;

@@ -4,8 +4,6 @@
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/native_tiled.cuh"
 
-#include <algorithm>
-
 namespace quadrille::cuda {
 
 namespace {
@@ -16,9 +14,12 @@ using native::kWarps;
 using native::Rows;
 using native::Shape;
 
+constexpr int kResident = 2;  // thread blocks on a multiprocessor
+constexpr int kTileGroups = kNativeTileRows / kGroupRows;
+
 // x of the grid: tiles of rows, and of columns: those that share weights run together.
 template <class Tile>
-__global__ void __launch_bounds__(kWarps * 32, Tile::kResident)
+__global__ void __launch_bounds__(kWarps * 32, kResident)
     native_tiled_kernel(const __grid_constant__ NativeProduct args, int32_t row_tiles) {
     extern __shared__ __align__(128) uint4 shared[];
     if (args.table != nullptr) wait_for_earlier_kernels();  // tiles are made by one
@@ -34,13 +35,14 @@ __global__ void __launch_bounds__(kWarps * 32, Tile::kResident)
     native::TiledKernel<Tile>(args, shared, rows, column_tile).run();
 }
 
-// A warp splits 32 inputs of 16 rows. Lane 4r + q holds of rows r and r + 8 what mma.cuh says, with
-// the inputs in the order of native_tile.cuh.
+// A warp splits 32 inputs of 16 rows; y: groups of tiles. Lane 4r + q holds of rows r and r + 8
+// what mma.cuh says, with the inputs in the order of native_tile.cuh.
 __global__ void __launch_bounds__(256)
     split_rows_kernel(uint4* fragments, const __grid_constant__ NativeProduct args, int64_t k) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    const int32_t y = static_cast<int32_t>(blockIdx.y);
+    const int32_t y = static_cast<int32_t>(blockIdx.y) / kTileGroups;
+    const int32_t g = static_cast<int32_t>(blockIdx.y) % kTileGroups;
     int32_t first = y * kNativeTileRows;
     int32_t count = min(kNativeTileRows, args.m - first);
     if (args.tiles != nullptr) {
@@ -50,57 +52,44 @@ __global__ void __launch_bounds__(256)
     }
     const int64_t half_tiles = (k + 63) / 64 * 2;
     const int64_t tile = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
-    if (tile >= half_tiles) return;
+    if (tile >= half_tiles || g * kGroupRows >= count) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t from = tile * 32 + 8 * (lane % 4);
     const bool aligned = reinterpret_cast<uintptr_t>(args.x) % 16 == 0 && args.x_stride % 4 == 0;
-    for (int g = 0; g * kGroupRows < count; ++g) {
-        Activations<true> split[2];
+    Activations<true> split[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int row = kGroupRows * g + 8 * r + lane / 4;
-            float x[8] = {};
-            if (row < count) {
-                const int32_t position = first + row;
-                const int64_t source = args.order == nullptr || args.slots == 0
-                                           ? position
-                                           : args.order[position] / args.slots;
-                load_eight(x, args.x + source * args.x_stride + from, k - from, aligned);
-            }
-            split[r].split(x);
+    for (int r = 0; r < 2; ++r) {
+        const int row = kGroupRows * g + 8 * r + lane / 4;
+        float x[8] = {};
+        if (row < count) {
+            const int32_t position = first + row;
+            const int64_t source = args.order == nullptr || args.slots == 0
+                                       ? position
+                                       : args.order[position] / args.slots;
+            load_eight(x, args.x + source * args.x_stride + from, k - from, aligned);
         }
-        uint4* to = fragments + ((first / kGroupRows + g) * half_tiles + tile) * kGroupWords + lane;
+        split[r].split(x);
+    }
+    uint4* to = fragments + ((first / kGroupRows + g) * half_tiles + tile) * kGroupWords + lane;
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const auto quad = [&](const uint32_t(&a)[4], const uint32_t(&b)[4]) {
-                return make_uint4(a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]);
-            };
-            to[64 * j] = quad(split[0].high, split[1].high);
-            to[64 * j + 32] = quad(split[0].low, split[1].low);
-        }
+    for (int j = 0; j < 2; ++j) {
+        const auto quad = [&](const uint32_t(&a)[4], const uint32_t(&b)[4]) {
+            return make_uint4(a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]);
+        };
+        to[64 * j] = quad(split[0].high, split[1].high);
+        to[64 * j + 32] = quad(split[0].low, split[1].low);
     }
 }
 
-// Few rows: bytes limit them, and thread blocks of few columns spread the weights over the device.
-using Few = Shape<1, 2, 4, 2, 4, 2>;
-using Some = Shape<2, 2, 4, 2, 3, 2>;
-using Tile64 = Shape<1, 4, 2, 1, 4, 2>;
-using Wide64 = Shape<2, 4, 4, 1, 3, 2>;
-using Large = Shape<2, 8, 2, 1, 3, 1, true>;
-
-// How long a multiprocessor takes, in rows x columns of the fastest shape.
-template <class Tile>
-double cost_of(int64_t rows, int64_t n, int32_t processors, double speed) {
-    const int64_t blocks = ceil_div(n, Tile::kBlockColumns) * ceil_div(rows, Tile::kBlockRows);
-    return static_cast<double>(ceil_div(blocks, processors) * Tile::kBlockRows *
-                               Tile::kBlockColumns) /
-           speed;
-}
+// 16, 32 and 64 rows x 64 columns, 64 x 128.
+using Rows16 = Shape<1, 2, 4, 2, 4>;
+using Rows32 = Shape<2, 2, 4, 2, 3>;
+using Rows64 = Shape<1, 4, 2, 1, 4>;
+using Wide64 = Shape<2, 4, 4, 1, 3>;
 
 template <class Tile>
 void launch(const NativeProduct& product, int64_t n, int64_t row_tiles, int32_t members,
             KernelSet& kernels, LaunchStream stream) {
-    static_assert(Tile::kResident == 1 || Tile::kSharedBytes <= 96 * 1024);
     kernels.allow_shared(native_tiled_kernel<Tile>, Tile::kSharedBytes);
     const dim3 grid(static_cast<unsigned>(row_tiles * ceil_div(n, Tile::kBlockColumns)), 1,
                     static_cast<unsigned>(members));
@@ -124,30 +113,28 @@ bool native_fragments(const Matrix& w) {
 void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_t members,
                   int32_t processors, KernelSet& kernels, LaunchStream stream) {
     if (tiles == 0 || n == 0) return;
-    const auto run = [&]<class Tile>(Tile) {
-        const int64_t row_tiles =
-            product.table != nullptr ? tiles : ceil_div(product.m, Tile::kBlockRows);
+    // The largest shape moves the fewest bytes and is the fastest where there is enough for it to
+    // do; else latency counts, and the smallest that is on the device all at once is.
+    const auto run = [&]<class Tile>(Tile, bool last) {
+        const bool tabled = product.table != nullptr;
+        const int64_t row_tiles = tabled ? tiles : ceil_div(product.m, Tile::kBlockRows);
+        const int64_t blocks = row_tiles * ceil_div(n, Tile::kBlockColumns) * members;
+        const bool takes = !tabled || Tile::kBlockRows == kNativeTileRows;
+        const bool fits = blocks <= kResident * processors ||
+                          (Tile::kBlockRows == kGroupRows && product.m <= kGroupRows);
+        if (!last && !(takes && fits)) return false;
         launch<Tile>(product, n, row_tiles, members, kernels, stream);
+        return true;
     };
-    // Rows in tiles of experts count as whole ones.
-    const int64_t rows =
-        product.table != nullptr ? int64_t{tiles} * members * kNativeTileRows : product.m;
-    if (rows <= Few::kBlockRows) return run(Few{});
-    if (rows <= Some::kBlockRows) return run(Some{});
-    const double narrow = cost_of<Tile64>(rows, n, processors, 0.65);
-    const double wide = cost_of<Wide64>(rows, n, processors, 0.85);
-    const bool fits = product.table == nullptr && kernels.shared_limit() >= Large::kSharedBytes;
-    if (fits && cost_of<Large>(rows, n, processors, 1.0) < std::min(narrow, wide)) {
-        return run(Large{});
-    }
-    return narrow < wide ? run(Tile64{}) : run(Wide64{});
+    if (run(Rows16{}, false) || run(Rows32{}, false) || run(Rows64{}, false)) return;
+    run(Wide64{}, true);
 }
 
 void split_rows(uint4* fragments, const NativeProduct& product, int64_t k, int32_t tiles,
                 LaunchStream stream) {
     if (tiles == 0 || k == 0) return;
     const dim3 grid(static_cast<unsigned>(((k + 63) / 64 * 2 + 7) / 8),
-                    static_cast<unsigned>(tiles));
+                    static_cast<unsigned>(tiles * kTileGroups));
     launch_dependent(split_rows_kernel, grid, 256, 0, stream, fragments, product, k);
 }
 

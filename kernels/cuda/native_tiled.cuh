@@ -23,18 +23,15 @@ inline constexpr int kGroupWords = 4 * 32;
 
 // A thread block: 8 warps in kParts parts of spans, which each have a ring of their own. Of a part,
 // kAcross warps lie side by side along the columns, the others along the rows; a warp multiplies
-// kGroups groups of 16 rows and kColumns times 8 columns. kResident thread blocks on a
-// multiprocessor. kSharedTotal: sums of spans are added in shared memory, not in registers.
-template <int kRowGroups, int kColumnTiles, int kAcrossWarps, int kSpanParts, int kRing,
-          int kTogether, bool kTotal = false>
+// kGroups groups of 16 rows and kColumns times 8 columns. Two thread blocks fit on a multiprocessor
+// that has 200 KB of shared memory, one on the smallest.
+template <int kRowGroups, int kColumnTiles, int kAcrossWarps, int kSpanParts, int kRing>
 struct Shape {
     static constexpr int kGroups = kRowGroups;
     static constexpr int kColumns = kColumnTiles;
     static constexpr int kAcross = kAcrossWarps;
     static constexpr int kParts = kSpanParts;
     static constexpr int kStages = kRing;
-    static constexpr int kResident = kTogether;
-    static constexpr bool kSharedTotal = kTotal;
     static constexpr int kThreads = kWarps * 32 / kParts;  // of a part
     static constexpr int kBlockColumns = 8 * kColumns * kAcross;
     static constexpr int kBlockGroups = kGroups * (kWarps / kParts / kAcross);
@@ -43,8 +40,8 @@ struct Shape {
     static constexpr int kStageWords = kWeightWords + kBlockGroups * 2 * kGroupWords;
     static constexpr int kRingWords = kStages * kStageWords;
     static constexpr int kSums = kGroups * kColumns;  // float4 of a thread
-    static constexpr int kSharedBytes =
-        16 * (kParts * kRingWords + (kSharedTotal ? kSums * kThreads : 0));
+    static constexpr int kSharedBytes = 16 * kParts * kRingWords;
+    static_assert(kSharedBytes <= 96 * 1024);
 };
 
 struct Rows {
@@ -210,7 +207,6 @@ class TiledKernel {
                 in_span = span;
             }
         }
-        if constexpr (Tile::kSharedTotal) take_total(total, spans);
         if constexpr (Tile::kParts > 1) add_parts(total, kept);
     }
 
@@ -265,23 +261,10 @@ class TiledKernel {
         to[2] += v.z;
         to[3] += v.w;
     }
-    // Of the thread, Tile::kThreads apart.
-    __device__ float4* totals() const {
-        return reinterpret_cast<float4*>(shared_ + Tile::kRingWords) + thread();
-    }
-
     // acc, the sum of the part's span number `index`, to where it is added; and zero.
-    __device__ void end_span(Sums& total, Sums (&kept)[kPartSpans], Sums& acc, int index) const {
+    __device__ static void end_span(Sums& total, Sums (&kept)[kPartSpans], Sums& acc, int index) {
         each([&](int g, int c) {
-            const int at = (g * Tile::kColumns + c) * Tile::kThreads;
-            if constexpr (Tile::kSharedTotal) {
-                float before[4] = {};
-                if (index > 0) add(before, totals()[at]);
-                add(before, quad(acc[g][c]));
-                totals()[at] = quad(before);
-            } else {
-                if (part() == 0) add(total[g][c], quad(acc[g][c]));
-            }
+            if (part() == 0) add(total[g][c], quad(acc[g][c]));
 #pragma unroll
             for (int s = 0; s < kPartSpans; ++s) {
 #pragma unroll
@@ -291,13 +274,6 @@ class TiledKernel {
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i) acc[g][c][i] = 0.0f;
-        });
-    }
-
-    __device__ void take_total(Sums& total, int spans) const {
-        if (spans == 0) return;
-        each([&](int g, int c) {
-            add(total[g][c], totals()[(g * Tile::kColumns + c) * Tile::kThreads]);
         });
     }
 
