@@ -10,8 +10,9 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int kFewHeads = 128;  // of all sequences of a launch
-constexpr int kSplitRows = 16;  // of a sequence, from which on that pays
+constexpr int kFewHeads = 128;     // of all sequences of a launch
+constexpr int kFinishSplits = 16;  // thread blocks that norm the rows of a head
+constexpr int kSplitRows = 16;     // of a sequence, from which on that pays
 
 // A thread block has a head of a sequence.
 template <int kDim, int kColumns>
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns
             if (start + i == at.pending && rows.deferred()) {
                 state.store(state_of<kDim>(args, at) + column);
             }
-            state.template step<true>(state.keys_of(shared, i), shared, i, column, results.out[i]);
+            state.template step<true>(state.keys_of(shared, i), shared, i, column,
+                                      results.out[i] + column + state.left());
         }
         __syncthreads();
         rows.finish(start, count);
@@ -70,13 +72,13 @@ void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchSt
         const bool many_rows = args.rows.m >= int64_t{kSplitRows} * sequences;
         const bool few_taps = args.params.taps <= kSplitTaps;
         if (args.rows.commit && many_rows && few_taps && heads * kSplits <= kFewHeads) {
-            using S = Split<kDim>;
             grid.z = kSplits;
             constexpr auto kShared = static_cast<int>(sizeof(KdaParts<kDim>));
             kernels.allow_shared(kda_split_kernel<kDim>, kShared);
-            launch_dependent(kda_split_kernel<kDim>, grid, S::kThreads, kShared, stream, args);
-            grid.z = 8;
-            launch_dependent(kda_finish_kernel<kDim>, grid, S::kFinish, 0, stream, args);
+            launch_dependent(kda_split_kernel<kDim>, grid, Split<kDim>::kThreads, kShared, stream,
+                             args);
+            grid.z = kFinishSplits;
+            launch_dependent(kda_finish_kernel<kDim>, grid, Split<kDim>::kFinish, 0, stream, args);
             return;
         }
     }

@@ -33,6 +33,11 @@ class KdaColumns {
         return first + (thread / 32 * kGroups + thread % kGroups) * kColumns;
     }
 
+    // After fold(): which of the columns is left to this lane, and whether to no other one.
+    static constexpr int kCopies = kKeyLanes / kColumns;
+    static __device__ int left() { return key_lane() / kCopies; }
+    static __device__ bool writes() { return key_lane() % kCopies == 0; }
+
     // All loads are under way before any is waited for.
     __device__ void load(const float* from, bool fresh) {
 #pragma unroll
@@ -84,8 +89,8 @@ class KdaColumns {
 
     // S = diag(decay) S; S += k d^T with d = beta (v - S^T k); out = S^T q, taken as the product
     // with the decayed state plus (q k) d: so that its sum is off the path from row to row.
-    // A row that is only replayed has no output. to: output row of the head; column: as column(),
-    // of v and of the output.
+    // A row that is only replayed has no output. column: as column(), of v. to: the number left()
+    // of those from `column` on in the row of the output.
     template <bool kOwn, class From>
     __device__ void step(const Keys& keys, const From& from, int row, int column, float* to) {
         float read[kColumns] = {};
@@ -123,9 +128,9 @@ class KdaColumns {
             }
         }
         if (!kOwn) return;
-        const int mine = fold(out, delta);
+        fold(out, delta);
         const float result = fmaf(from.q_dot_k[row], delta[0], out[0]);
-        if (mine >= 0) to[column + mine] = result;
+        if (writes()) *to = result;
     }
 
   private:
@@ -173,20 +178,15 @@ class KdaColumns {
         return x;
     }
     // lane_sum() of each out, for one lane each and with fewer shuffles: a lane hands on the half
-    // of its columns that it gives up. The column left is the returned one, its sum and delta are
-    // the first; -1: another lane has it too.
-    static __device__ int fold(float (&out)[kColumns], float (&delta)[kColumns]) {
-        int first = 0;
-        int copies = kKeyLanes;
+    // of its columns that it gives up. The sum and delta of the one left become the first.
+    static __device__ void fold(float (&out)[kColumns], float (&delta)[kColumns]) {
 #pragma unroll
         for (int lanes = kKeyLanes / 2, left = kColumns / 2; lanes > 0; lanes /= 2, left /= 2) {
             if (left == 0) {
                 out[0] += shuffle(out[0], lanes);
                 continue;
             }
-            copies /= 2;
             const bool upper = key_lane() & lanes;
-            if (upper) first += left;
 #pragma unroll
             for (int c = 0; c < left; ++c) {
                 const float kept = upper ? out[c + left] : out[c];
@@ -194,7 +194,6 @@ class KdaColumns {
                 delta[c] = upper ? delta[c + left] : delta[c];
             }
         }
-        return key_lane() % copies == 0 ? first : -1;
     }
 
     Columns s_of_key_[kKeys];

@@ -69,16 +69,22 @@ __device__ __forceinline__ void decays(float (&f)[kRows], float rate, float bias
     for (int row = 0; row < kRows; ++row) f[row] = expf(bound * f[row]);
 }
 
-// l2 norms of q and k of a row, by a warp; their product.
+// q and k of a row over their l2 norms, by a warp: a lane has every 32nd number. Returns the
+// product of the results.
 template <int kDim>
-__device__ __forceinline__ float normalise(float* q, float* k) {
+__device__ __forceinline__ float normalise(float (&q)[(kDim + 31) / 32],
+                                           float (&k)[(kDim + 31) / 32], const float* raw_q,
+                                           const float* raw_k) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float scale = 1.0f / sqrtf(static_cast<float>(kDim));
     float q_squares = 0.0f;
     float k_squares = 0.0f;
     float product = 0.0f;
 #pragma unroll
-    for (int j = lane; j < kDim; j += 32) {
+    for (int j = 0; j < (kDim + 31) / 32; ++j) {
+        if (lane + 32 * j >= kDim) continue;
+        q[j] = raw_q[lane + 32 * j];
+        k[j] = raw_k[lane + 32 * j];
         q_squares = fmaf(q[j], q[j], q_squares);
         k_squares = fmaf(k[j], k[j], k_squares);
         product = fmaf(q[j], k[j], product);
@@ -87,7 +93,8 @@ __device__ __forceinline__ float normalise(float* q, float* k) {
     const float k_factor = 1.0f / sqrtf(warp_sum(k_squares) + kNormEps);
     product = warp_sum(product);
 #pragma unroll
-    for (int j = lane; j < kDim; j += 32) {
+    for (int j = 0; j < (kDim + 31) / 32; ++j) {
+        if (lane + 32 * j >= kDim) continue;
         q[j] *= q_factor;
         k[j] *= k_factor;
     }

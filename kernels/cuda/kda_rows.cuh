@@ -121,7 +121,11 @@ class KdaRows {
         for (int i = thread() / 32; i < rows; i += kThreads / 32) {
             const int32_t own = start + i - at_.pending;
             if (own < 0) continue;
-            const float inverse = inverse_rms(results_->out[i]);
+            float squares = 0.0f;
+            for (int j = thread() % 32; j < kDim; j += 32) {
+                squares = fmaf(results_->out[i][j], results_->out[i][j], squares);
+            }
+            const float inverse = inverse_rms(squares);
             float* to = out(own);
             for (int j = thread() % 32; j < kDim; j += 32) {
                 to[j] = results_->out[i][j] * inverse * results_->gate[i][j];
@@ -130,15 +134,33 @@ class KdaRows {
     }
     // The same where out holds the results of all own rows; shared by the blocks of the z axis.
     __device__ void finish_all() {
+        constexpr int kOfLane = kDim / 32;
         const int warps = kThreads / 32;
+        const int lane = thread() % 32;
         const int first = static_cast<int>(blockIdx.z) * warps + thread() / 32;
+        float norm[kOfLane];
+#pragma unroll
+        for (int j = 0; j < kOfLane; ++j) norm[j] = args_.weights.o_norm[lane + 32 * j];
+#pragma unroll 1
         for (int32_t own = first; own < at_.count; own += static_cast<int>(gridDim.z) * warps) {
             const float* g =
                 args_.g.data + int64_t{at_.first + own} * args_.g.stride + head() * kDim;
             float* to = out(own);
-            const float inverse = inverse_rms(to);
-            for (int j = thread() % 32; j < kDim; j += 32) {
-                to[j] = to[j] * inverse * gate(j, g[j]);
+            float x[kOfLane];
+            float gate[kOfLane];
+#pragma unroll
+            for (int j = 0; j < kOfLane; ++j) {
+                x[j] = to[lane + 32 * j];
+                gate[j] = g[lane + 32 * j];
+            }
+            float squares = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kOfLane; ++j) squares = fmaf(x[j], x[j], squares);
+            const float inverse = inverse_rms(squares);
+            sigmoids(gate);
+#pragma unroll
+            for (int j = 0; j < kOfLane; ++j) {
+                to[lane + 32 * j] = x[j] * inverse * (norm[j] * gate[j]);
             }
         }
     }
@@ -323,7 +345,16 @@ class KdaRows {
     __device__ void normalise_rows(int rows) {
 #pragma unroll 1
         for (int i = thread() / 32; i < rows; i += kThreads / 32) {
-            const float product = normalise<kDim>(s_->q[i], s_->k[i]);
+            float q[(kDim + 31) / 32];
+            float k[(kDim + 31) / 32];
+            const float product = normalise<kDim>(q, k, s_->q[i], s_->k[i]);
+#pragma unroll
+            for (int j = 0; j < (kDim + 31) / 32; ++j) {
+                const int at = thread() % 32 + 32 * j;
+                if (at >= kDim) continue;
+                s_->q[i][at] = q[j];
+                s_->k[i][at] = k[j];
+            }
             if (thread() % 32 == 0) s_->q_dot_k[i] = product;
         }
     }
@@ -337,15 +368,10 @@ class KdaRows {
             s_->beta[thread()];
     }
 
-    // 1 / rms of a row of the head, by a warp.
-    __device__ float inverse_rms(const float* row) const {
-        float squares = 0.0f;
-        for (int j = thread() % 32; j < kDim; j += 32) squares = fmaf(row[j], row[j], squares);
+    // 1 / rms of a row of the head, by a warp; squares: the sum of those of a lane.
+    __device__ float inverse_rms(float squares) const {
         const float mean = warp_sum(squares) / static_cast<float>(kDim);
         return 1.0f / sqrtf(mean + args_.params.norm_eps);
-    }
-    __device__ float gate(int of_head, float g) const {
-        return args_.weights.o_norm[of_head] * sigmoid(g);
     }
     const KdaArgs& args_;
     KdaSequence& at_;

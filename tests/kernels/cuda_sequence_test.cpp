@@ -190,6 +190,52 @@ TEST_F(CudaSequence, KdaHasTheSameBitsHoweverTokensAreCut) {
     }
 }
 
+// Rows of a slot from `position` to `end`, at most five a pass and all of them accepted.
+std::vector<float> decoded(KdaRun& run, const Tokens& tokens, int32_t slot, int32_t position,
+                           int32_t end, int32_t pending) {
+    std::vector<float> found;
+    while (position < end) {
+        const int32_t count = std::min(5, end - position);
+        RowLayout rows;
+        rows.add(slot, position, count, pending);
+        const auto out = run.pass(rows, tokens, range(position, count));
+        found.insert(found.end(), out.begin(), out.end());
+        position += count;
+        pending = count;
+    }
+    run.flush(slot, pending);
+    return found;
+}
+
+TEST_F(CudaSequence, KdaHasTheSameBitsInPrefillsOfAnyLength) {
+    for (const int32_t taps : {4, 2, 5}) {
+        const KdaCase of(2, 128, taps, random_);
+        const Tokens tokens(of, 104, random_);
+        for (const auto& [rows, others] :
+             {std::array<int32_t, 2>{15, 17}, {16, 16}, {13, 31}, {33, 5}, {100, 32}}) {
+            RowLayout first;  // 4 rows, of which 3 are accepted
+            first.add(1, 0, 4);
+            KdaRun whole(*gpu_, of, 2);
+            KdaRun cut(*gpu_, of, 2);
+            whole.pass(first, tokens, range(0, 4));
+            cut.pass(first, tokens, range(0, 4));
+            RowLayout prefill(true);
+            prefill.add(0, 0, others);
+            prefill.add(1, 3, rows, 3);
+            auto at = range(0, others);
+            for (const int64_t t : range(3, rows)) at.push_back(t);
+            std::vector<float> expected = decoded(cut, tokens, 0, 0, others, 0);
+            const auto more = decoded(cut, tokens, 1, 3, 3 + rows, 3);
+            expected.insert(expected.end(), more.begin(), more.end());
+            EXPECT_TRUE(same(whole.pass(prefill, tokens, at), expected)) << rows << ", " << taps;
+            for (int64_t slot = 0; slot < 2; ++slot) {
+                EXPECT_TRUE(same(whole.committed(slot), cut.committed(slot)))
+                    << rows << ", " << taps;
+            }
+        }
+    }
+}
+
 // A small indexer and attention over slots of `capacity` positions.
 struct MlaCase {
     IndexParams index;
