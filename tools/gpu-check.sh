@@ -58,7 +58,7 @@ if [ ! -f "$build/build.ninja" ]; then
 fi
 logs=$build/gpu-check
 mkdir -p "$logs"
-tests=(rows products moe sequence indexer draft)
+tests=(rows products moe kda mla indexer draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
     tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
     tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench
@@ -225,7 +225,7 @@ if command -v compute-sanitizer >/dev/null; then
         return $result
     }
     export -f sanitize
-    for t in rows sequence indexer draft moe products; do
+    for t in rows kda mla indexer draft moe products; do
         for tool in memcheck racecheck; do
             step "$tool-$t" 240 bash -c "sanitize $tool $t"
         done

@@ -51,6 +51,12 @@ std::vector<int64_t> Random::permutation(int64_t count) {
     return out;
 }
 
+std::vector<int64_t> range(int64_t first, int64_t count) {
+    std::vector<int64_t> all(static_cast<size_t>(count));
+    std::iota(all.begin(), all.end(), first);
+    return all;
+}
+
 std::vector<BF16> to_bf16s(std::span<const float> values) {
     std::vector<BF16> out(values.size());
     std::transform(values.begin(), values.end(), out.begin(), to_bf16);

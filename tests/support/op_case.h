@@ -43,6 +43,8 @@ class Random {
     std::mt19937_64 engine_;
 };
 
+std::vector<int64_t> range(int64_t first, int64_t count);  // first, first + 1, ..
+
 std::vector<BF16> to_bf16s(std::span<const float> values);
 std::vector<F16> to_f16s(std::span<const float> values);
 
