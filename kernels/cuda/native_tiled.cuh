@@ -169,9 +169,10 @@ class TiledKernel {
         __syncthreads();  // the stages are free
         begin_at(static_cast<int32_t>(range.first) + skipped);
         const uint32_t ring = shared_address(shared_);
+        // No copy that no step waits for: it would be under way when its place is written again.
 #pragma unroll
         for (int s = 0; s < Tile::kStages - 1; ++s) {
-            fill_weights(left - kStep * s, ring + s * kStageBytes);
+            if (left > kStep * s) fill_weights(left - kStep * s, ring + s * kStageBytes);
         }
         if (begin) {
             wait_for_earlier_kernels();
