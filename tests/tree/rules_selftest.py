@@ -15,7 +15,7 @@ CLEAN = {
     "kernels/cuda/copy.cu": SPDX + "template <int kBits>\n__global__ void __launch_bounds__(warps(kBits) * 32)\n"
                             "    copy_kernel(View<float> out) {\n    // first\n    wait_for_earlier_kernels();\n}\n",
     "kernels/cuda/ruler.cu": SPDX + "__global__ void read_kernel(const float* from) { *from; }\n",
-    "kernels/cuda/rotate.cu": SPDX + "__global__ void rotate_kernel() { if (early()) wait_for_earlier_kernels(); }\n",
+    "kernels/cuda/hyper.cu": SPDX + "__global__ void gates_kernel() { if (early()) wait_for_earlier_kernels(); }\n",
     "io/h5.cpp": SPDX + '#include <hdf5.h>\n',
     "runtime/mpi.cpp": SPDX + '#include "kernels/view.h"\n#include <mpi.h>\n',
     "runtime/comm_nccl.cpp": SPDX + "#include <nccl.h>\n#include <cuda_runtime.h>\n",
@@ -46,8 +46,8 @@ PLANTS = [  # rule, path, text
      "    if (n == 0) return;\n    wait_for_earlier_kernels();\n}\n"),
     ("kernels_wait", "kernels/cuda/add.cu", SPDX + "__global__ void add_kernel() {\n    // wait_for_earlier_kernels();\n"
      "}\n"),
-    ("kernels_wait", "kernels/cuda/rotate.cu", SPDX + "__global__ void rotate_kernel() {}  // wait_for_earlier_kernels();\n"),
-    ("kernels_wait", "kernels/cuda/rotate.cu", SPDX),
+    ("kernels_wait", "kernels/cuda/hyper.cu", SPDX + "__global__ void gates_kernel() {}  // wait_for_earlier_kernels();\n"),
+    ("kernels_wait", "kernels/cuda/hyper.cu", SPDX),
 ]
 
 
