@@ -7,6 +7,7 @@
 // letters m k n h d e: kernels/README.md.
 #pragma once
 
+#include "kernels/check.h"
 #include "kernels/matrix.h"
 #include "kernels/sample_row.h"
 #include "kernels/view.h"
@@ -118,6 +119,16 @@ struct DraftCache {
     View<float> keys;    // (slots, ring_size * kv_heads * head_dim)
     View<float> values;  // (slots, ring_size * kv_heads * head_dim)
     int32_t ring_size = 0;
+
+    void check(const DraftAttentionParams& params) const {
+        const int64_t width = int64_t{params.kv_heads} * params.head_dim;
+        require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
+                    params.head_dim > 0 && params.head_dim % 2 == 0,
+                "draft attention: heads are a multiple of kv_heads, head_dim is even");
+        require(ring_size > 0 && keys.cols == ring_size * width && values.cols == keys.cols &&
+                    values.rows == keys.rows,
+                "draft attention: keys and values (slots, ring_size kv_heads d)");
+    }
 };
 
 // Work of a backend that was recorded; replayed, in stream order, as often as wanted. It must not

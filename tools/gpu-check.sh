@@ -227,7 +227,7 @@ if command -v compute-sanitizer >/dev/null; then
     export -f sanitize
     for t in rows kda mla indexer draft moe products; do
         for tool in memcheck racecheck; do
-            step "$tool-$t" 240 bash -c "sanitize $tool $t"
+            step "$tool-$t" 400 bash -c "sanitize $tool $t"
         done
     done
 else

@@ -120,22 +120,12 @@ int64_t window_begin(int64_t position, int64_t window) {
     return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
 }
 
-void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
-    const int64_t width = int64_t{params.kv_heads} * params.head_dim;
-    require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
-                params.head_dim > 0 && params.head_dim % 2 == 0,
-            "draft attention: heads are a multiple of kv_heads, head_dim is even");
-    require(cache.ring_size > 0 && cache.keys.cols == cache.ring_size * width &&
-                cache.values.cols == cache.keys.cols && cache.values.rows == cache.keys.rows,
-            "draft attention: keys and values (slots, ring_size kv_heads d)");
-}
-
 }  // namespace
 
 void CpuBackend::draft_append(const DraftCache& cache, View<const float> key,
                               View<const float> value, const float* k_norm, const uint8_t* write,
                               const DraftAttentionParams& params, const Rows& rows) {
-    check_cache(cache, params);
+    cache.check(params);
     const int64_t d = params.head_dim;
     const int64_t width = params.kv_heads * d;
     require(key.rows == rows.m && value.rows == rows.m && key.cols == width && value.cols == width,
@@ -201,7 +191,7 @@ void CpuBackend::draft_attention(View<float> out, View<const float> query, View<
                                  View<const float> value, const float* q_norm, const float* k_norm,
                                  const DraftCache& cache, const DraftAttentionParams& params,
                                  const Rows& rows) {
-    check_cache(cache, params);
+    cache.check(params);
     const int64_t d = params.head_dim;
     const int64_t heads = params.heads;
     const int64_t kv_heads = params.kv_heads;

@@ -155,16 +155,6 @@ __global__ void __launch_bounds__(kAttendThreads)
     out[c] = sum / total;
 }
 
-void check_cache(const DraftCache& cache, const DraftAttentionParams& params) {
-    const int64_t width = int64_t{params.kv_heads} * params.head_dim;
-    require(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0 &&
-                params.head_dim > 0 && params.head_dim % 2 == 0,
-            "draft attention: heads are a multiple of kv_heads, head_dim is even");
-    require(cache.ring_size > 0 && cache.keys.cols == cache.ring_size * width &&
-                cache.values.cols == cache.keys.cols && cache.values.rows == cache.keys.rows,
-            "draft attention: keys and values (slots, ring_size kv_heads d)");
-}
-
 }  // namespace
 
 int64_t draft_attention_scratch(const DraftCache& cache, const DraftAttentionParams& params,
@@ -177,7 +167,7 @@ int64_t draft_attention_scratch(const DraftCache& cache, const DraftAttentionPar
 void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
                   const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,
                   const Rows& rows, LaunchStream stream) {
-    check_cache(cache, params);
+    cache.check(params);
     const int64_t width = int64_t{params.kv_heads} * params.head_dim;
     require(key.rows == rows.m && value.rows == rows.m && key.cols == width && value.cols == width,
             "draft_append: key and value (m, kv_heads d)");
@@ -190,7 +180,7 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
                      View<const float> value, const float* q_norm, const float* k_norm,
                      const DraftCache& cache, const DraftAttentionParams& params, const Rows& rows,
                      float* scratch, KernelSet& kernels, LaunchStream stream) {
-    check_cache(cache, params);
+    cache.check(params);
     const int64_t d = params.head_dim;
     require(params.block > 0 && out.rows == int64_t{rows.sequences} * params.block &&
                 query.rows == out.rows && key.rows == out.rows && value.rows == out.rows &&
