@@ -55,17 +55,9 @@ std::string use_device(int32_t device) {
     return properties.name;
 }
 
-int32_t attribute_of(cudaDeviceAttr attribute, int32_t device) {
-    int value = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-    return value;
-}
-
 }  // namespace
 
-CudaBackend::CudaBackend(int32_t device)
-    : device_name_(use_device(device)),
-      processors_(attribute_of(cudaDevAttrMultiProcessorCount, device)) {
+CudaBackend::CudaBackend(int32_t device) : device_name_(use_device(device)) {
     check_image();
 }
 

@@ -32,7 +32,7 @@ class CudaBackend final : public Backend {
     explicit CudaBackend(int32_t device);
 
     const Stream& stream() const { return stream_; }
-    int32_t processors() const { return processors_; }
+    int32_t processors() const { return kernels_.processors(); }
 
     std::string name() const override { return "cuda"; }
     std::string device() const override { return device_name_; }
@@ -134,7 +134,7 @@ class CudaBackend final : public Backend {
                    int32_t valid) override;
 
   private:
-    Exl3Device exl3_device() const { return {processors_, kernels_.shared_limit()}; }
+    Exl3Device exl3_device() const { return {processors(), kernels_.shared_limit()}; }
 
     // out row r of segment s at out.data + r * row_stride + s * segment_stride.
     void product(const ProductOut& out, View<const float> in, const Matrix& weight);
@@ -157,7 +157,6 @@ class CudaBackend final : public Backend {
     void moe_shared(float* by_segment, const MoePass& pass);
 
     std::string device_name_;
-    int32_t processors_ = 0;
     Stream stream_;
     KernelSet kernels_;
     Workspace workspace_{stream_};

@@ -47,11 +47,6 @@ Rotation rotation_of(const MoePass& pass, int64_t k_padded) {
     return rotation;
 }
 
-// Products that rotate their inputs load four at a time.
-bool loads_four(const float* x, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % 4 == 0;
-}
-
 }  // namespace
 
 Exl3Plan CudaBackend::moe_plan(const MoePass& pass, const Member& shape, const Kind& kind,
@@ -89,7 +84,7 @@ void CudaBackend::moe_hidden(MoePass& pass) {
         rotation.slots = static_cast<int32_t>(pass.ids.cols);
         rotation.out = rotated;
         rotation.out_stride = rotated_stride;
-        rotate(rotation, k_padded, grouping.most_tiles, processors_, stream_.get());
+        rotate(rotation, k_padded, grouping.most_tiles, processors(), stream_.get());
         pass.tiles_early = true;
     }
     const uint4* fragments = nullptr;
@@ -136,7 +131,7 @@ void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t
     args.out = hidden_out(pass, member);
     if (pass.tile_rows <= kStreamRows) {
         return native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
-                             members, processors_, stream_.get());
+                             members, processors(), stream_.get());
     }
     if (fragments == nullptr) {
         auto* split = scope.take<uint4>(split_size(grouping.capacity, shape.k));
@@ -144,7 +139,7 @@ void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t
         fragments = split;
     }
     args.fragments = fragments;
-    native_tiled(args, shape.n, grouping.most_tiles, members, processors_, kernels_, stream_.get());
+    native_tiled(args, shape.n, grouping.most_tiles, members, kernels_, stream_.get());
 }
 
 // Inputs of down, as far as its products do not make them: rotated ones, and swiglu in the place of
@@ -160,7 +155,7 @@ void CudaBackend::moe_down_inputs(MoePass& pass) {
         rotation.up = pass.hidden + pass.hidden_stride();
         rotation.limit = pass.experts.limit;
         rotation.out = pass.rotated;
-        rotate(rotation, pass.down.k_padded, grouping.most_tiles, processors_, stream_.get());
+        rotate(rotation, pass.down.k_padded, grouping.most_tiles, processors(), stream_.get());
         pass.tiles_early = true;
     }
     if (pass.down.has_native()) {
@@ -211,14 +206,13 @@ void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns)
         args.out = out;
         if (pass.tile_rows <= kStreamRows) {
             native_stream(args, kind.dtype, pass.down.n, grouping.most_tiles, pass.tile_rows, 1,
-                          processors_, stream_.get());
+                          processors(), stream_.get());
             continue;
         }
         auto* split = scope.take<uint4>(split_size(grouping.capacity, pass.down.k));
         split_rows(split, args, pass.down.k, grouping.most_tiles, stream_.get());
         args.fragments = split;
-        native_tiled(args, pass.down.n, grouping.most_tiles, 1, processors_, kernels_,
-                     stream_.get());
+        native_tiled(args, pass.down.n, grouping.most_tiles, 1, kernels_, stream_.get());
     }
 }
 

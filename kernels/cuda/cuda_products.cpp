@@ -76,8 +76,7 @@ void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matr
 void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
     Exl3Plan plan = plan_exl3(weight, in.rows, exl3_device());
     // The product kernel loads four inputs and four scales at a time.
-    if (in.stride % 4 != 0 || reinterpret_cast<uintptr_t>(in.data) % 16 != 0 ||
-        reinterpret_cast<uintptr_t>(weight.suh) % 8 != 0) {
+    if (!loads_four(in.data, in.stride) || reinterpret_cast<uintptr_t>(weight.suh) % 8 != 0) {
         plan.rotate_inside = false;
     }
     const auto column_blocks = static_cast<int32_t>(ceil_div(weight.n, exl3::kBlock));
@@ -105,7 +104,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotation.out = rotated;
             rotation.out_tiles = args.rotated_tiles;
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
-                   processors_, stream_.get());
+                   processors(), stream_.get());
         }
         launch_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
     }
@@ -127,10 +126,10 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
         args.out = out;
         args.out.data += first * out.row_stride;
         if (!tiled) {
-            const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= processors_;
+            const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= processors();
             const int32_t rows = x.rows <= 8 || few ? 8 : kStreamRows;
             native_stream(args, weight.dtype, weight.n,
-                          static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors_,
+                          static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors(),
                           stream_.get());
             continue;
         }
@@ -139,7 +138,7 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
         auto* fragments = scope.take<uint4>(split_size(x.rows, weight.k));
         split_rows(fragments, args, weight.k, tiles, stream_.get());
         args.fragments = fragments;
-        native_tiled(args, weight.n, tiles, 1, processors_, kernels_, stream_.get());
+        native_tiled(args, weight.n, tiles, 1, kernels_, stream_.get());
     }
 }
 

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns
     KdaRows<kDim, KdaColumns<kDim, kColumns>::kThreads> rows(args, at, &results);
     if (!rows.locate()) return;
     const int32_t total = at.pending + at.count;
-    const int column = KdaColumns<kDim, kColumns>::column(0);
+    const int column = KdaColumns<kDim, kColumns>::column();
     KdaColumns<kDim, kColumns> state;
     state.load(state_of<kDim>(args, at) + column, at.fresh);
     for (int32_t start = 0; start < total; start += kChunk) {

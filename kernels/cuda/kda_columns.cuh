@@ -27,10 +27,10 @@ class KdaColumns {
         float x[kRun];
     };
 
-    // first: column of the state where the thread block begins.
-    static __device__ int column(int first) {
+    // The thread's first, of those of the thread block.
+    static __device__ int column() {
         const int thread = static_cast<int>(threadIdx.x);
-        return first + (thread / 32 * kGroups + thread % kGroups) * kColumns;
+        return (thread / 32 * kGroups + thread % kGroups) * kColumns;
     }
 
     // After fold(): which of the columns is left to this lane, and whether to no other one.

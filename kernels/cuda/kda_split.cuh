@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Split<kDim>::kThreads, 1)
         return KdaKeysAhead<kDim>(args, at, parts).run(turns, warp);
     }
     const int first = static_cast<int>(blockIdx.z) * S::kWidth;
-    const int column = S::State::column(0);
+    const int column = S::State::column();
     float* state_at = state_of<kDim>(args, at) + first + column;
     const int32_t pending = __shfl_sync(0xffffffffu, at.pending, 0);
     typename S::State state;

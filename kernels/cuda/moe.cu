@@ -8,7 +8,6 @@
 #include "kernels/cuda/swiglu.cuh"
 
 #include <algorithm>
-#include <initializer_list>
 
 namespace quadrille::cuda {
 
@@ -306,12 +305,6 @@ void launch_combine(const CombineArgs& args, LaunchStream stream) {
     launch_dependent(kernel, grid, kThreads, 0, stream, args);
 }
 
-// Rows of four at a time, from `data` on and `strides` apart.
-bool in_fours(const float* data, std::initializer_list<int64_t> strides) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
-           std::all_of(strides.begin(), strides.end(), [](int64_t s) { return s % 4 == 0; });
-}
-
 struct SwigluTiles {
     float* gate;
     const float* up;
@@ -366,9 +359,10 @@ void combine(View<float> out, const Combination& parts, LaunchStream stream) {
             "moe: 1, 2 or 4 segments");
     if (out.rows == 0 || out.cols == 0) return;
     const CombineArgs args{out, parts};
-    const bool fours = in_fours(out.data, {out.cols, out.stride}) &&
-                       in_fours(parts.by_pair, {parts.pair_stride}) &&
-                       in_fours(parts.shared, {parts.shared_stride, parts.shared_segment_stride});
+    const bool fours = out.cols % 4 == 0 && loads_four(out.data, out.stride) &&
+                       loads_four(parts.by_pair, parts.pair_stride) &&
+                       loads_four(parts.shared, parts.shared_stride) &&
+                       parts.shared_segment_stride % 4 == 0;
     if (fours && out.rows * out.cols >= kManyOutputs) return launch_combine<4>(args, stream);
     launch_combine<1>(args, stream);
 }

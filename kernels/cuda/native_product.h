@@ -54,7 +54,7 @@ void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t
 // From fragments, which `native_fragments` allows; a matrix of several segments only with
 // out.by_segment. tiles: of experts, else of kNativeTileRows of the rows.
 void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_t members,
-                  int32_t processors, KernelSet& kernels, LaunchStream stream);
+                  KernelSet& kernels, LaunchStream stream);
 
 // bf16 that can be copied 16 bytes at a time, and segments begin at multiples of 64 inputs.
 bool native_fragments(const Matrix& w);

@@ -111,7 +111,7 @@ bool native_fragments(const Matrix& w) {
 }
 
 void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_t members,
-                  int32_t processors, KernelSet& kernels, LaunchStream stream) {
+                  KernelSet& kernels, LaunchStream stream) {
     if (tiles == 0 || n == 0) return;
     // The largest shape moves the fewest bytes and is the fastest where there is enough for it to
     // do; else latency counts, and the smallest that is on the device all at once is.
@@ -120,7 +120,7 @@ void native_tiled(const NativeProduct& product, int64_t n, int32_t tiles, int32_
         const int64_t row_tiles = tabled ? tiles : ceil_div(product.m, Tile::kBlockRows);
         const int64_t blocks = row_tiles * ceil_div(n, Tile::kBlockColumns) * members;
         const bool takes = !tabled || Tile::kBlockRows == kNativeTileRows;
-        const bool fits = blocks <= kResident * processors ||
+        const bool fits = blocks <= kResident * kernels.processors() ||
                           (Tile::kBlockRows == kGroupRows && product.m <= kGroupRows);
         if (!last && !(takes && fits)) return false;
         launch<Tile>(product, n, row_tiles, members, kernels, stream);

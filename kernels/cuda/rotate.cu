@@ -4,6 +4,7 @@
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/hadamard.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/rotate.h"
 #include "kernels/cuda/swiglu.cuh"
 
@@ -247,10 +248,6 @@ __global__ void __launch_bounds__(kWarps * 32, kProcessor)
             }
         }
     }
-}
-
-bool loads_four(const float* x, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % 4 == 0;
 }
 
 }  // namespace
