@@ -104,13 +104,6 @@ class TiledKernel {
         return thread() / 32 % Tile::kAcross * 8 * Tile::kColumns;
     }
     static __device__ int warp_group() { return thread() / 32 / Tile::kAcross * Tile::kGroups; }
-    static __device__ void part_barrier() {
-        if constexpr (Tile::kParts == 1) {
-            __syncthreads();
-        } else {
-            asm volatile("bar.sync %0, %1;" ::"r"(part() + 1), "n"(Tile::kThreads) : "memory");
-        }
-    }
 
     // Where 16 bytes of a column's weights lie: the columns of a quarter of a warp, two, lie in
     // different banks.
@@ -157,15 +150,18 @@ class TiledKernel {
     }
 
     // total = the spans of one segment, in order (of the first part; the others have none). The
-    // first weights of all are under way before earlier kernels have ended.
+    // first weights of all are under way before earlier kernels have ended. The parts, of which the
+    // first is the longest, go step by step together: compute-sanitizer does not follow copies that
+    // are waited for behind a barrier of some of the threads.
     __device__ void segment(Sums& total, InputRange range, bool begin) {
         constexpr uint32_t kStageBytes = Tile::kStageWords * 16;
         constexpr uint32_t kLastStage = (Tile::kStages - 1) * kStageBytes;
         constexpr int32_t kAhead = (Tile::kStages - 1) * kStep;  // inputs from fill to use
         const auto span = static_cast<int32_t>(native_span(range.width));
-        const int32_t skipped = min(part() * kPartSpans * span, static_cast<int32_t>(range.width));
+        const auto width = static_cast<int32_t>(range.width);
+        const int32_t skipped = min(part() * kPartSpans * span, width);
         // From the next fill on.
-        int32_t left = min(kPartSpans * span, static_cast<int32_t>(range.width) - skipped);
+        int32_t left = min(kPartSpans * span, width - skipped);
         __syncthreads();  // the stages are free
         begin_at(static_cast<int32_t>(range.first) + skipped);
         const uint32_t ring = shared_address(shared_);
@@ -190,20 +186,21 @@ class TiledKernel {
         int32_t in_span = span;
         int spans = 0;
 #pragma unroll 1
-        while (left + kAhead > 0) {
+        for (int32_t first_left = min(kPartSpans * span, width); first_left > 0;
+             first_left -= kStep) {
             copy_async_wait<Tile::kStages - 2>();
-            part_barrier();
+            __syncthreads();
             if (left > 0) {
                 const uint32_t to = ring + (stage == 0 ? kLastStage : stage - kStageBytes);
                 fill_weights(left, to);
                 fill_inputs(to);
             }
             copy_async_commit();
+            if (left + kAhead > 0 && warp_group() < groups_) step(acc, stage);
             left -= kStep;
-            if (warp_group() < groups_) step(acc, stage);
             stage = stage == kLastStage ? 0 : stage + kStageBytes;
             in_span -= kStep;
-            if (in_span == 0 || left + kAhead <= 0) {
+            if (in_span == 0 || first_left <= kStep) {
                 end_span(total, kept, acc, spans++);
                 in_span = span;
             }
