@@ -100,10 +100,11 @@ class ProductKernel {
     __device__ bool locate();
     __device__ void locate_units();
     __device__ void prefetch_scales() const;
-    __device__ void fill(int step);
+    __device__ void fill(int step, uint32_t stage);
     __device__ void rotate_inputs();
     __device__ void copy_inputs(int first, int last);
-    __device__ void multiply(Sums& acc, int step, int row_inputs) const;
+    __device__ void multiply(Sums& acc, const unsigned char* stage,
+                             const unsigned char* rows) const;
     __device__ void take_inputs();
     __device__ void sum();
     __device__ void sum_group();
@@ -131,7 +132,7 @@ class ProductKernel {
     const Exl3Product& args_;
     unsigned char* shared_;
     LanePlace<kBits> place_;  // in the warp's ring, words of shared memory
-    int32_t ring_ = 0;        // bytes of shared memory: what the lane copies of the ring
+    uint32_t ring_ = 0;       // shared address of what the lane copies of the ring
     int32_t inputs_ = 0;      // the team's inputs
     const Matrix* w_ = nullptr;
     const unsigned char* trellis_ = nullptr;  // what the lane copies next
@@ -196,7 +197,8 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::locate() {
 #pragma unroll
     for (int i = 0; i < LanePlace<kBits>::kReads; ++i)
         place_.index[i] = opaque(place_.index[i] + ring / 4);
-    ring_ = opaque(ring + lane() / 4 * kTileBytes + lane() % 4 * 16);
+    ring_ = shared_address(shared_) +
+            static_cast<uint32_t>(ring + lane() / 4 * kTileBytes + lane() % 4 * 16);
     inputs_ = args_.teams * kTeamWarps * ring_bytes + team() * args_.input_blocks * kInputBytes;
     return true;
 }
@@ -235,15 +237,14 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::prefetch_scales()
     if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// Starts the copies of a step's trellis (128 inputs) into the ring.
+// Starts the copies of a step's trellis (128 inputs) into the ring, to a stage's bytes of it.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
-__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::fill(int step) {
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::fill(int step, uint32_t stage) {
     if (step < steps_) {
-        unsigned char* to = shared_ + ring_ + step % kStages * kStageBytes;
 #pragma unroll
         for (int i = 0; i < kTileBytes; i += 64) {
             if (i + 64 <= kTileBytes || lane() % 4 * 16 < kTileBytes - i) {
-                copy_async_16(to + i, trellis_ + i);
+                copy_async_16(ring_ + stage + i, trellis_ + i);
             }
         }
         trellis_ += 8 * row_bytes_;
@@ -253,10 +254,8 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::fill(int step) {
 
 // One leaf.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
-__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::multiply(Sums& acc, int step,
-                                                                        int row_inputs) const {
-    const unsigned char* stage = shared_ + step % kStages * kStageBytes;
-    const unsigned char* rows = shared_ + row_inputs + step % kInputBlocks * kInputBytes;
+__device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::multiply(
+    Sums& acc, const unsigned char* stage, const unsigned char* rows) const {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
@@ -296,49 +295,51 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::take_inputs() {
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum() {
 #pragma unroll 1
-    for (int step = 0; step < kStages; ++step) fill(step);
+    for (int step = 0; step < kStages; ++step) fill(step, step * kStageBytes);
     prefetch_scales();
     constexpr int kHalf = kInputBlocks / 2;
-    int left = 0;    // blocks of the unit
-    int leaves = 0;  // of it so far
-    const int row_inputs = opaque(inputs_ + lane() * 8);
+    const bool more_inputs = steps_ > kInputBlocks;
+    const unsigned char* shared = held(shared_);
+    const unsigned char* rows = shared + inputs_ + lane() * 8;
     float* to = cell(unit_) + lane() % 4 * 2 * exl3::kBlock + warp() * exl3::kTile + lane() / 4;
-    Sums group = {};
+    uint32_t stage = 0;
+    int left = 0;       // leaves of the unit
+    bool more = false;  // of its groups have been written
     take_inputs();
 #pragma unroll 1
-    for (int step = 0; step < steps_; ++step) {
-        if (step > 0 && step % kHalf == 0 && steps_ > kInputBlocks) {
-            // The older half of the inputs is done with, the newer one is there.
-            team_barrier();
-            copy_inputs(step + kInputBlocks - kHalf, step + kInputBlocks);
-        }
-        copy_async_wait<kStages - 1>();
-        __syncwarp();
-        Sums acc;
-        multiply(acc, step, row_inputs);
-        __syncwarp();  // every lane has read the stage that is filled next
-        fill(step + kStages);
+    for (int step = 0; step < steps_;) {
         if (left == 0) {
             const int block = block_ + step;
             left = min(unit_span(args_.mode), end_after(*w_, block) - block);
-            leaves = 0;
+            more = false;
         }
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) group[g][i] += acc[g][i];
-        }
-        --left;
-        ++leaves;
-        if (leaves % kGroupLeaves == 0 || left == 0) {
-            write_unit(to, group, leaves > kGroupLeaves);
+        const int end = step + min(left, kGroupLeaves);
+        left -= end - step;
+        Sums group = {};
+#pragma unroll 1
+        for (; step < end; ++step) {
+            if (more_inputs && step > 0 && step % kHalf == 0) {
+                // The older half of the inputs is done with, the newer one is there.
+                team_barrier();
+                copy_inputs(step + kInputBlocks - kHalf, step + kInputBlocks);
+            }
+            copy_async_wait<kStages - 1>();
+            __syncwarp();
+            Sums acc;
+            multiply(acc, shared + stage,
+                     rows + static_cast<uint32_t>(step) % kInputBlocks * kInputBytes);
+            __syncwarp();  // every lane has read the stage that is filled next
+            fill(step + kStages, stage);
+            stage = stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes;
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) group[g][i] = 0.0f;
+                for (int i = 0; i < 4; ++i) group[g][i] += acc[g][i];
             }
-            if (left == 0) to += kCell;
         }
+        write_unit(to, group, more);
+        more = true;
+        if (left == 0) to += kCell;
     }
 }
 

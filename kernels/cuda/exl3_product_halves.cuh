@@ -10,7 +10,7 @@ namespace quadrille::cuda {
 // The group of a thread block in halves: the leaves of its teams, added in order by all threads.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum_group() {
-    fill(0);
+    fill(0, 0);
     prefetch_scales();
     take_inputs();
     copy_async_wait<0>();
@@ -20,7 +20,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum_group() {
         reinterpret_cast<float*>(shared_ + args_.teams * (kTeamWarps * kStageBytes + kInputBytes));
     if (steps_ > 0) {
         Sums acc;
-        multiply(acc, 0, inputs_ + lane() * 8);
+        multiply(acc, shared_, shared_ + inputs_ + lane() * 8);
         float* to = leaves + (team() * kRows + lane() % 4 * 2) * kHalfStride +
                     warp() * exl3::kTile + lane() / 4;
 #pragma unroll
