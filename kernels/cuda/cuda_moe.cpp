@@ -181,7 +181,8 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
     pass.down = over_all(table, 2);
     require(table.empty() || pass.down.n == out.cols, "moe: experts as wide as out");
     const bool large =
-        !pass.has_native() && exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits);
+        !pass.has_native() &&
+        exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits, kLargeGroups);
     const int64_t slab =
         std::max<int64_t>((large ? kPairsLarge : kPairs) / std::max<int64_t>(ids.cols, 1), 1);
     for (int64_t first = 0; first < in.rows; first += slab) {

@@ -10,11 +10,11 @@
 
 namespace quadrille::cuda {
 
-// Sums of a unit, of 128 columns and kLargeRows rows.
-__device__ __forceinline__ float* large_cell(const Exl3Product& args, int64_t tile,
-                                             int64_t column_block, int64_t unit) {
+// Sums of a unit, of 128 columns and a tile's rows.
+__device__ __forceinline__ float* large_cell(const Exl3Product& args, int32_t tile_rows,
+                                             int64_t tile, int64_t column_block, int64_t unit) {
     return args.partial + ((tile * args.column_blocks + column_block) * args.units + unit) *
-                              (kLargeRows * exl3::kBlock);
+                              (tile_rows * exl3::kBlock);
 }
 
 // Four columns of a lane, of one segment after another.

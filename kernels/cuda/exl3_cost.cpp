@@ -49,6 +49,16 @@ constexpr double kLargeQuarter = 0.59;
 constexpr double kLargeFinish = 4.6;
 constexpr double kLargeEndFloats = 0.705e6;
 constexpr int64_t kQuarterRows = 32;
+// Of 16 rows: a leaf of 256 columns with several thread blocks on a multiprocessor, and of one
+// alone; what of a thread block does not overlap; the outputs of 8 rows. The kernel at the end
+// takes its time however few the floats.
+constexpr double kWideLeaf = 1.28;
+constexpr double kWideLatency = 1.44;
+constexpr double kWideBlock = 0.72;
+constexpr double kWideFinish = 0.84;
+constexpr double kWideExperts = 1.0;  // it looks for its tile and matrix first
+constexpr double kWideEnd = 1.8;
+constexpr double kWideEndFloats = 1.17e6;
 
 // Thread blocks that a multiprocessor has registers for at a time (exl3_product.cuh).
 int32_t resident_blocks(const Exl3Plan& plan) {
@@ -79,6 +89,32 @@ double end_cost(const Exl3Plan& plan, const Exl3Work& work) {
     const int64_t tasks = plan.groups <= 2 ? ceil_div(work.rows, 4) * 4 : work.rows;
     const int64_t batches = std::max<int64_t>(ceil_div(units, kGatherUnits), work.w.segments);
     return arrive + kGather * static_cast<double>(ceil_div(tasks, warps) * batches);
+}
+
+// Tiles of 16 rows and 256 columns: the device full of thread blocks again and again, then the
+// rest.
+double wide_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    const int64_t blocks = ceil_div(work.columns, 2) * plan.ranks;
+    const int64_t full = int64_t{wide_resident(work.w, work.device)} * work.device.processors;
+    const int64_t times = blocks / full;
+    const int64_t rest = ceil_div(blocks % full, work.device.processors);
+    const int64_t all = blocks_of(work.w);
+    const double leaves = plan.ranks == 1 ? static_cast<double>(all)
+                          : times == 0    ? static_cast<double>(std::min(team_blocks(plan), all))
+                                          : static_cast<double>(all) / plan.ranks;
+    const double last =
+        rest == 0 ? 0.0 : std::max(static_cast<double>(rest) * kWideLeaf, kWideLatency);
+    const auto each = static_cast<double>(ceil_div(blocks, work.device.processors));
+    const auto before = static_cast<double>(times * full / work.device.processors);
+    const double sums = leaves * (before * kWideLeaf + last) + each * kWideBlock +
+                        (work.experts ? kWideExperts : 0.0);
+    if (plan.ranks == 1) {
+        const int64_t rows = ceil_div(work.rows, 8) * work.w.segments;
+        return sums + static_cast<double>((times + 1) * rows) * kWideFinish;
+    }
+    const int64_t moved = units_of(plan.mode, work.w) + 2;
+    return sums + kWideEnd +
+           static_cast<double>(moved * work.total * work.w.n_padded) / kWideEndFloats;
 }
 
 }  // namespace
@@ -116,6 +152,7 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
 }
 
 double large_cost(const Exl3Plan& plan, const Exl3Work& work) {
+    if (plan.groups == kWideGroups) return wide_cost(plan, work);
     const double rounds =
         busiest(ceil_div(work.columns, 2) * plan.ranks, work.device.processors, 1);
     const auto quarters = static_cast<double>(ceil_div(work.rows, kQuarterRows));

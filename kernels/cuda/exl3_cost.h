@@ -8,6 +8,8 @@
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/exl3_product.h"
 
+#include <algorithm>
+
 namespace quadrille::cuda {
 
 // What a plan cuts: row tiles of plan.rows() rows, times blocks of 128 columns of all matrices.
@@ -22,6 +24,13 @@ struct Exl3Work {
     bool gated = false;   // inputs are swiglu of two
 };
 
+// Thread blocks of kWideGroups that a multiprocessor has room for; about, for there may be more
+// shared memory than one may have. 0: for none.
+inline int32_t wide_resident(const Matrix& w, const Exl3Device& device) {
+    constexpr int32_t kOwn = 1024;
+    const int32_t bytes = large_shared_bytes(w.bits, kWideGroups) + kOwn;
+    return std::min(kWideResident, (device.shared + kOwn) / bytes);
+}
 inline int32_t blocks_of(const Matrix& w) {
     return segment_end(w, w.segments - 1);
 }
@@ -32,7 +41,7 @@ constexpr int64_t team_blocks(const Exl3Plan& plan) {
 
 // The kernel that rotates the inputs before, or nothing.
 double rotation_cost(const Exl3Plan& plan, const Exl3Work& work);
-// The product alone, of up to 64 rows to a tile; or of large tiles.
+// The product alone, of up to 64 rows to a tile; or of large tiles, of any number of groups.
 double product_cost(const Exl3Plan& plan, const Exl3Work& work);
 double large_cost(const Exl3Plan& plan, const Exl3Work& work);
 

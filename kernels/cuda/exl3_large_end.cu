@@ -12,17 +12,14 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kBatch = 8;  // units whose loads are under way together
 
-// v: one segment's units of four columns of a row, added in order.
-__device__ void add_units(float (&v)[4], const float* from, int32_t units) {
+// v: one segment's units of four columns of a row, added in order; `cell` floats apart.
+__device__ void add_units(float (&v)[4], const float* from, int32_t units, int32_t cell) {
 #pragma unroll 1
-    for (; units > 0; units -= kBatch, from += kBatch * kLargeRows * exl3::kBlock) {
+    for (; units > 0; units -= kBatch, from += kBatch * cell) {
         float4 part[kBatch];
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
-            if (u < units) {
-                part[u] =
-                    __ldcg(reinterpret_cast<const float4*>(from + u * kLargeRows * exl3::kBlock));
-            }
+            if (u < units) part[u] = __ldcg(reinterpret_cast<const float4*>(from + u * cell));
         }
 #pragma unroll
         for (int u = 0; u < kBatch; ++u) {
@@ -36,7 +33,7 @@ __device__ void add_units(float (&v)[4], const float* from, int32_t units) {
 }
 
 __global__ void __launch_bounds__(kWarps * 32)
-    exl3_large_end_kernel(const __grid_constant__ Exl3Product args) {
+    exl3_large_end_kernel(const __grid_constant__ Exl3Product args, int32_t tile_rows) {
     let_next_kernel_start();
     const Matrix& w = args.matrix;
     const auto column = static_cast<int32_t>(blockIdx.x);
@@ -44,8 +41,9 @@ __global__ void __launch_bounds__(kWarps * 32)
         static_cast<int32_t>(blockIdx.y) * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
     if (row >= args.m || (args.first_block + column) * exl3::kBlock >= w.n) return;
     wait_for_earlier_kernels();
-    const int64_t at = row % kLargeRows * exl3::kBlock + static_cast<int32_t>(threadIdx.x) % 32 * 4;
-    const float* from = large_cell(args, row / kLargeRows, column, 0) + at;
+    const int32_t cell = tile_rows * exl3::kBlock;
+    const float* from = large_cell(args, tile_rows, row / tile_rows, column, 0) +
+                        row % tile_rows * exl3::kBlock + static_cast<int32_t>(threadIdx.x) % 32 * 4;
     float kept[4] = {};
 #pragma unroll 1
     for (int32_t s = 0, begin = 0; s < w.segments; ++s) {
@@ -53,8 +51,8 @@ __global__ void __launch_bounds__(kWarps * 32)
         const int32_t units = units_of(args.mode, end - begin);
         begin = end;
         float v[4] = {};
-        add_units(v, from, units);
-        from += int64_t{units} * (kLargeRows * exl3::kBlock);
+        add_units(v, from, units, cell);
+        from += int64_t{units} * cell;
         hadamard128(v);
         LargeOutput(args, w, 0, args.first_block + column, s).add(row, v, kept);
     }
@@ -62,10 +60,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 }  // namespace
 
-void finish_exl3_large(const Exl3Product& args, LaunchStream stream) {
+void finish_exl3_large(const Exl3Product& args, int32_t tile_rows, LaunchStream stream) {
     const dim3 grid(static_cast<unsigned>(args.column_blocks),
                     static_cast<unsigned>((args.m + kWarps - 1) / kWarps));
-    launch_dependent(exl3_large_end_kernel, grid, kWarps * 32, 0, stream, args);
+    launch_dependent(exl3_large_end_kernel, grid, kWarps * 32, 0, stream, args, tile_rows);
 }
 
 }  // namespace quadrille::cuda

@@ -43,10 +43,11 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
     require(!plan.halves || (args.table == nullptr && plan.mode == ProductMode::group &&
                              plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
             "EXL3 product in halves: groups of one matrix");
-    int32_t shared = plan.large ? large_shared_bytes(w.bits) : shared_bytes(args, plan.groups, w);
-    if (plan.alone) shared = kernels.shared_alone(shared);
+    int32_t shared =
+        plan.large ? large_shared_bytes(w.bits, plan.groups) : shared_bytes(args, plan.groups, w);
+    if (plan.resident > 0) shared = kernels.shared_for(shared, plan.resident);
     launch_bits(plan, args, grid, w, shared, kernels, stream);
-    if (plan.large && plan.ranks > 1) finish_exl3_large(args, stream);
+    if (plan.large && plan.ranks > 1) finish_exl3_large(args, plan.rows(), stream);
 }
 
 }  // namespace quadrille::cuda

@@ -18,10 +18,10 @@ void launch_exl3_instance(const Exl3Product& args, dim3 grid, int32_t shared, Ke
 }
 
 // A thread block owns two blocks of columns; which index of the grid they are: row_tile().
-template <int kBits, bool kMul1>
+template <int kBits, bool kMul1, int kGroups>
 void launch_exl3_large(const Exl3Product& args, dim3 grid, int32_t shared, KernelSet& kernels,
                        LaunchStream stream) {
-    const auto kernel = exl3_large_kernel<kBits, kMul1>;
+    const auto kernel = exl3_large_kernel<kBits, kMul1, kGroups>;
     kernels.allow_shared(kernel, kernels.shared_limit());
     grid.x = (grid.x + 1) / 2;
     if (args.table == nullptr) grid = dim3(grid.y, grid.x, grid.z);
@@ -31,8 +31,11 @@ void launch_exl3_large(const Exl3Product& args, dim3 grid, int32_t shared, Kerne
 template <int kBits, bool kMul1>
 void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t shared,
                           KernelSet& kernels, LaunchStream stream) {
-    if (plan.large) return launch_exl3_large<kBits, kMul1>(args, grid, shared, kernels, stream);
     const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
+    if (plan.large) {
+        return plan.groups == kWideGroups ? launch(launch_exl3_large<kBits, kMul1, kWideGroups>)
+                                          : launch(launch_exl3_large<kBits, kMul1, kLargeGroups>);
+    }
     switch (plan.groups) {
         case 1:
             if (plan.halves) return launch(launch_exl3_instance<kBits, kMul1, 1, 4>);

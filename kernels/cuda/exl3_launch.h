@@ -20,6 +20,6 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
                  KernelSet& kernels, LaunchStream stream);
 
 // The last step of a product of many rows (exl3_large.cuh) that several ranks have shared.
-void finish_exl3_large(const Exl3Product& args, LaunchStream stream);
+void finish_exl3_large(const Exl3Product& args, int32_t tile_rows, LaunchStream stream);
 
 }  // namespace quadrille::cuda

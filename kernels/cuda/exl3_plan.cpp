@@ -9,9 +9,7 @@ namespace quadrille::cuda {
 namespace {
 
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of sums, beyond which units are long
-// Rows from which large tiles may be quicker: of a matrix; of a busy expert, where both took as
-// long with 28.
-constexpr int64_t kLargeFrom = 9;
+// Rows of a busy expert from which large tiles may be quicker: both took as long with 28.
 constexpr int64_t kLargeFromExperts = 33;
 
 int32_t groups_for(int64_t rows) {
@@ -99,33 +97,44 @@ Cheapest cut(int32_t groups, const Exl3Work& work, int64_t room) {
 }
 
 // The whole inputs to a thread block.
-Exl3Plan large_plan(const Matrix& w) {
+Exl3Plan large_plan(const Matrix& w, int32_t groups) {
     Exl3Plan plan;
     plan.large = true;
-    plan.groups = kLargeGroups;
+    plan.groups = groups;
     plan.mode = ProductMode::segment;
     plan.team_units = std::max(units_of(plan.mode, w), 1);
     return plan;
 }
 
-// The cheapest cut for large tiles.
-Cheapest cut_large(const Exl3Work& work) {
+// Behind a kernel that rotates, few thread blocks would gather on some of the multiprocessors, as
+// many as fit: no more than each has to take.
+int32_t spread(const Exl3Plan& plan, int64_t columns, const Matrix& w, const Exl3Device& device) {
+    const bool wide = plan.groups == kWideGroups && plan.large;
+    const int32_t most = wide ? wide_resident(w, device) : 1;
+    const int64_t blocks =
+        plan.large ? ceil_div(columns, 2) * plan.ranks : columns * plan.ranks * plan.column_parts();
+    const int64_t each = ceil_div(blocks, device.processors);
+    return each <= most ? static_cast<int32_t>(each) : 0;
+}
+
+// The cheapest cut for large tiles of `groups` row groups.
+Cheapest cut_large(int32_t groups, const Exl3Work& work) {
     Cheapest cheapest(work);
-    Exl3Plan plan = large_plan(work.w);
+    Exl3Plan plan = large_plan(work.w, groups);
     cheapest.consider(plan);
-    const int32_t groups = units_of(ProductMode::group, work.w);
-    if (work.columns * groups * kLargeRows * exl3::kBlock > kPartialLimit) return cheapest;
+    const int32_t units = units_of(ProductMode::group, work.w);
+    if (work.columns * units * plan.rows() * exl3::kBlock > kPartialLimit) return cheapest;
     plan.mode = ProductMode::group;
-    for (plan.team_units = 1; plan.team_units < groups; ++plan.team_units) {
-        plan.ranks = static_cast<int32_t>(ceil_div(groups, plan.team_units));
+    for (plan.team_units = 1; plan.team_units < units; ++plan.team_units) {
+        plan.ranks = static_cast<int32_t>(ceil_div(units, plan.team_units));
         // Fewer units to each of as many ranks end earlier.
-        if (ceil_div(groups, plan.ranks) == plan.team_units) cheapest.consider(plan);
+        if (ceil_div(units, plan.ranks) == plan.team_units) cheapest.consider(plan);
     }
     return cheapest;
 }
 
-bool fits_large(const Matrix& w, const Exl3Device& device) {
-    return device.shared >= large_shared_bytes(w.bits);
+bool fits_large(const Matrix& w, int32_t groups, const Exl3Device& device) {
+    return device.shared >= large_shared_bytes(w.bits, groups);
 }
 
 }  // namespace
@@ -139,22 +148,23 @@ Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device) {
     const int32_t groups = groups_for(m);
     const Exl3Work work = work_in(int64_t{8} * groups);
     const Cheapest small = cut(groups, work, blocks);
-    if (m >= kLargeFrom && fits_large(w, device)) {
-        const Exl3Work large_work = work_in(kLargeRows);
-        const Cheapest large = cut_large(large_work);
-        if (large.cost() < small.cost()) return large.plan();
-    }
     Exl3Plan plan = small.plan();
-    // Behind a kernel that rotates, the thread blocks of a small product would gather on some of
-    // the multiprocessors.
-    plan.alone =
-        !plan.rotate_inside && work.columns * plan.ranks * plan.column_parts() <= device.processors;
+    double cost = small.cost();
+    for (const int32_t tile_groups : {kWideGroups, kLargeGroups}) {
+        if (!fits_large(w, tile_groups, device)) continue;
+        const Exl3Work tiles = work_in(int64_t{8} * tile_groups);
+        const Cheapest large = cut_large(tile_groups, tiles);
+        if (large.cost() >= cost) continue;
+        plan = large.plan();
+        cost = large.cost();
+    }
+    if (!plan.rotate_inside) plan.resident = spread(plan, work_in(plan.rows()).columns, w, device);
     return plan;
 }
 
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
                            const Exl3Device& device, int32_t groups, bool gated) {
-    if (groups == kLargeGroups) return large_plan(w);
+    if (groups == kLargeGroups) return large_plan(w, groups);
     const int64_t busy = std::clamp<int64_t>(pairs, 1, std::max(experts, 1));
     const int64_t rows = ceil_div(pairs, busy);
     const int64_t blocks = w.n_padded / exl3::kBlock * members;
@@ -175,9 +185,14 @@ Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int3
     const Exl3Work work = work_in(tile_rows);
     const int64_t most_tiles = busy + (std::max(pairs, busy) - busy) / tile_rows;
     const Cheapest small = cut(small_groups, work, blocks * most_tiles);
-    if (groups == 0 && rows >= kLargeFromExperts && fits_large(w, device)) {
-        const Exl3Plan large = large_plan(w);
-        if (exl3_cost(large, work_in(kLargeRows)) < small.cost()) return large;
+    if ((groups == 0 ? small_groups <= kWideGroups : groups == kWideGroups) &&
+        fits_large(w, kWideGroups, device)) {
+        const Exl3Plan wide = large_plan(w, kWideGroups);
+        if (exl3_cost(wide, work_in(wide.rows())) < small.cost()) return wide;
+    }
+    if (groups == 0 && rows >= kLargeFromExperts && fits_large(w, kLargeGroups, device)) {
+        const Exl3Plan large = large_plan(w, kLargeGroups);
+        if (exl3_cost(large, work_in(large.rows())) < small.cost()) return large;
     }
     return small.plan();
 }

@@ -43,16 +43,19 @@ inline constexpr int64_t kMostChannels = int64_t{1} << 30;
 QUADRILLE_HOST_DEVICE constexpr int32_t team_warps(bool halves) {
     return halves ? 4 : 8;
 }
-// Thread blocks of many rows (exl3_large.cuh): 16 row groups and 256 columns, 32 of them a warp's.
-// Rows of sums in shared memory lie so that no two lanes of a fragment share a bank.
+// Thread blocks of many rows (exl3_large.cuh): 16 row groups, or 2, and 256 columns, 32 of them a
+// warp's. Rows of sums in shared memory lie so that no two lanes of a fragment share a bank.
 inline constexpr int kLargeGroups = 16;
-inline constexpr int kLargeRows = 8 * kLargeGroups;
+inline constexpr int kWideGroups = 2;
+inline constexpr int kWideResident = 3;  // thread blocks of them on a multiprocessor
 inline constexpr int kLargeThreads = 256;
 inline constexpr int kLargeStride = 2 * exl3::kBlock + 4;
-inline constexpr int kLargeSumBytes = kLargeRows * kLargeStride * 4;
+QUADRILLE_HOST_DEVICE constexpr int32_t large_sum_bytes(int32_t groups) {
+    return 8 * groups * kLargeStride * 4;
+}
 // Leaves of a warp's ring of weights.
-QUADRILLE_HOST_DEVICE constexpr int32_t large_stages(int32_t bits) {
-    return bits <= 4 ? 2 : 1;
+QUADRILLE_HOST_DEVICE constexpr int32_t large_stages(int32_t bits, int32_t groups) {
+    return bits <= 4 || groups < kLargeGroups ? 2 : 1;
 }
 
 // Rows that share the weights of an expert in one thread block: positions [first, first + rows) of
@@ -183,7 +186,7 @@ struct Exl3Product {
 // How a product is launched. Pure host functions of shapes: the same on every machine of a kind.
 struct Exl3Plan {
     ProductMode mode = ProductMode::leaf;
-    int32_t groups = 1;  // 8-row groups of a tile: 1, 2, 4 or 8; kLargeGroups
+    int32_t groups = 1;  // 8-row groups of a tile: 1, 2, 4 or 8; or as `large` says
     int32_t teams = 1;
     int32_t team_units = 1;
     int32_t ranks = 1;
@@ -194,8 +197,10 @@ struct Exl3Plan {
     // the sums of the others: it looks at them until none is kMissing. Against counting who has
     // written: no fence, and two ways to memory and back less.
     bool waits = false;
-    bool large = false;  // exl3_large.cuh: tiles of kLargeRows rows, no teams
-    bool alone = false;  // no two thread blocks on a multiprocessor: there is one for each
+    // exl3_large.cuh: kWideGroups or kLargeGroups and 256 columns to a thread block, no teams.
+    bool large = false;
+    // Thread blocks of a multiprocessor at a time, where it gets no more in all; 0: as many as fit.
+    int32_t resident = 0;
 
     int32_t rows() const { return 8 * groups; }
     int32_t units_of_rank() const { return halves ? 1 : teams * team_units; }
@@ -231,9 +236,10 @@ Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks,
 void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w);
 int32_t shared_bytes(const Exl3Product& args, int32_t groups, const Matrix& w);
 // Of a large plan: sums of 256 columns, two leaves of inputs, the warps' rings of weights.
-constexpr int32_t large_shared_bytes(int32_t bits) {
-    constexpr int32_t kInputs = 2 * kLargeRows * exl3::kBlock * 2;
-    return kLargeSumBytes + kInputs + 8 * large_stages(bits) * 16 * 4 * exl3::tile_words(bits);
+constexpr int32_t large_shared_bytes(int32_t bits, int32_t groups) {
+    const int32_t inputs = 2 * 8 * groups * exl3::kBlock * 2;
+    return large_sum_bytes(groups) + inputs +
+           8 * large_stages(bits, groups) * 16 * 4 * exl3::tile_words(bits);
 }
 
 }  // namespace quadrille::cuda

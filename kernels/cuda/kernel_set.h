@@ -26,9 +26,10 @@ class KernelSet {
     int32_t processors() const { return processors_; }  // multiprocessors
     // The most dynamic shared memory of a thread block, less 1 KB for its static part.
     int32_t shared_limit() const { return shared_limit_ - 1024; }
-    // At least `bytes`, and so much that no two thread blocks fit on a multiprocessor.
-    int32_t shared_alone(int32_t bytes) const {
-        return std::max(bytes, std::min(shared_of_processor_ / 2, shared_limit()));
+    // At least `bytes`, and so much that no more than `blocks` thread blocks fit on a
+    // multiprocessor.
+    int32_t shared_for(int32_t bytes, int32_t blocks) const {
+        return std::max(bytes, std::min(shared_of_processor_ / (blocks + 1), shared_limit()));
     }
 
     template <class... Parameters>

@@ -223,29 +223,41 @@ TEST_F(CudaMoe, InputsRotateInsideOrBefore) {
     }
 }
 
-// Hundreds of rows an expert: tiles of 128 rows, and short ones, of experts and of ranks.
+// Hundreds of rows an expert, and about 14: tiles of 128 and of 16 rows, and short ones, of experts
+// and of ranks (Exl3Plan.ShapesOfTestsTakeLargeTiles).
 TEST_F(CudaMoe, ManyRowsHaveTheBitsOfFew) {
-    constexpr int64_t kRows = 700;
-    for (const int32_t segments : {1, 4}) {
-        const Experts experts(random_, 384, 1152, 3, segments, Pack::exl3);
-        Loaded gpu(*gpu_, experts);
-        Pass pass = random_pass(random_, kRows, 384, 3, 2);
-        // The first expert has few rows, some slots none.
-        for (size_t pair = 40; pair < pass.ids.size(); ++pair) {
-            if (pass.ids[pair] == 0) pass.ids[pair] = pair % 3 == 0 ? -1 : 1;
+    struct Case {
+        int64_t hidden;
+        int64_t width;
+        int32_t experts;
+        int64_t rows;
+        int64_t slots;
+        int64_t few;
+    };
+    for (const Case& one : {Case{384, 1152, 3, 700, 2, 28}, Case{640, 640, 24, 336, 1, 7}}) {
+        for (const int32_t segments : {1, 4}) {
+            const Experts experts(random_, one.hidden, one.width, one.experts, segments,
+                                  Pack::exl3);
+            Loaded gpu(*gpu_, experts);
+            Pass pass = random_pass(random_, one.rows, one.hidden, one.experts, one.slots);
+            // The first expert has few rows, some slots none.
+            for (size_t pair = 40; pair < pass.ids.size(); ++pair) {
+                if (pass.ids[pair] == 0) pass.ids[pair] = pair % 3 == 0 ? -1 : 1;
+            }
+            const std::vector<float> whole = gpu.run(pass, one.slots);
+            for (int64_t first = 0; first < one.rows; first += one.few) {
+                std::vector<int64_t> rows;
+                for (int64_t r = first; r < first + one.few; ++r) rows.push_back(r);
+                const Pass part = {gather_rows<float>(pass.x, one.hidden, rows),
+                                   gather_rows<int32_t>(pass.ids, one.slots, rows),
+                                   gather_rows<float>(pass.weights, one.slots, rows)};
+                EXPECT_TRUE(
+                    same(gpu.run(part, one.slots), gather_rows<float>(whole, one.hidden, rows)))
+                    << "experts " << one.experts << " segments " << segments << " from " << first;
+            }
+            Loaded cpu(*cpu_, experts);
+            EXPECT_TRUE(near_enough(whole, cpu.run(pass, one.slots), kAllowed));
         }
-        const std::vector<float> whole = gpu.run(pass, 2);
-        for (int64_t first = 0; first < kRows; first += 28) {
-            std::vector<int64_t> rows;
-            for (int64_t r = first; r < first + 28; ++r) rows.push_back(r);
-            const Pass part = {gather_rows<float>(pass.x, 384, rows),
-                               gather_rows<int32_t>(pass.ids, 2, rows),
-                               gather_rows<float>(pass.weights, 2, rows)};
-            EXPECT_TRUE(same(gpu.run(part, 2), gather_rows<float>(whole, 384, rows)))
-                << "segments " << segments << " from " << first;
-        }
-        Loaded cpu(*cpu_, experts);
-        EXPECT_TRUE(near_enough(whole, cpu.run(pass, 2), kAllowed));
     }
 }
 

@@ -151,8 +151,8 @@ std::vector<float> few_at_a_time(Backend& backend, const Matrix& matrix,
     return out;
 }
 
-// Tiles of 128 rows and 256 columns, whole and cut short on every side; thread blocks that take all
-// inputs and some that share them (Exl3Plan.ShapesOfTestsTakeLargeTiles).
+// Tiles of 16 and 128 rows and 256 columns, whole and cut short on every side; thread blocks that
+// take all inputs and some that share them (Exl3Plan.ShapesOfTestsTakeLargeTiles).
 TEST_F(CudaProducts, ManyRowsHaveTheBitsOfOne) {
     struct Case {
         Shape shape;
@@ -163,7 +163,8 @@ TEST_F(CudaProducts, ManyRowsHaveTheBitsOfOne) {
     for (const Case& one : {Case{{12700, 384}, 1, {2, Codebook::mcg, Dtype::f32}},
                             Case{{2600, 2000}, 1, {5, Codebook::three_inst, Dtype::f32}},
                             Case{{2150, 1664}, 2, {4, Codebook::mul1, Dtype::f32}},
-                            Case{{4200, 1408}, 4, {2, Codebook::mul1, Dtype::f32}}}) {
+                            Case{{4200, 1408}, 4, {2, Codebook::mul1, Dtype::f32}},
+                            Case{{20040, 640}, 4, {3, Codebook::mcg, Dtype::f32}}}) {
         const auto [n, k] = one.shape;
         MatrixData data = make(random_, one.kind, n, k);
         if (one.segments != 2) data.add_bias(random_);
@@ -178,7 +179,7 @@ TEST_F(CudaProducts, ManyRowsHaveTheBitsOfOne) {
                 same(run(*gpu_, matrix, rows_of(pool, k, r, 1)), rows_of(expected, n, r, 1)))
                 << "row " << r;
         }
-        for (const int64_t m : {64, 65, 97, 127, 128, 129, 255, 257, 512, 513}) {
+        for (const int64_t m : {9, 16, 17, 30, 64, 65, 97, 127, 128, 129, 255, 257, 512, 513}) {
             const auto found = run(*gpu_, matrix, rows_of(pool, k, kPool - m, m), m % 3 * 4);
             EXPECT_TRUE(same(found, rows_of(expected, n, kPool - m, m))) << "m " << m;
         }

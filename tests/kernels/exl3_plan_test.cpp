@@ -15,9 +15,9 @@ constexpr int32_t kSmallestShared = 99 * 1024 - 1024;  // of a thread block, sm_
 constexpr int32_t kLargestShared = 227 * 1024 - 1024;  // sm_90
 constexpr Exl3Device kDevice{kProcessors, kLargestShared};
 constexpr Exl3Device kSmallDevice{48, kSmallestShared};
-// As kDevice, but for a byte that large tiles need.
-constexpr Exl3Device without_large(int32_t bits) {
-    return {kProcessors, large_shared_bytes(bits) - 1};
+// As kDevice, but for a byte that the smallest tiles of 256 columns need, or those of 128 rows.
+constexpr Exl3Device without_large(int32_t bits, int32_t groups = kWideGroups) {
+    return {kProcessors, large_shared_bytes(bits, groups) - 1};
 }
 
 Matrix shape(int64_t k, int64_t n, int32_t segments = 1, int32_t bits = 4) {
@@ -97,11 +97,11 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
         apply_plan(args, plan, w);
         EXPECT_LE(int{plan.halves} + int{plan.large}, 1);
         if (plan.large) {
-            EXPECT_EQ(plan.rows(), kLargeRows);
+            EXPECT_TRUE(plan.groups == kWideGroups || plan.groups == kLargeGroups);
             EXPECT_EQ(plan.teams, 1);
             EXPECT_FALSE(plan.rotate_inside);
             EXPECT_EQ(plan.mode == ProductMode::segment, plan.ranks == 1);
-            EXPECT_LE(large_shared_bytes(w.bits), device.shared);
+            EXPECT_LE(large_shared_bytes(w.bits, plan.groups), device.shared);
         } else {
             EXPECT_EQ(args.units, units);
             EXPECT_LE(shared_bytes(args, plan.groups, w), kSmallestShared);
@@ -125,8 +125,8 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
                 for (const int32_t segments : {1, 2, 4}) {
                     const Matrix w = shape(k, n, segments, bits);
                     for (const int64_t m : {1, 8, 9, 17, 32, 33, 65, 129, 512, 4096}) {
-                        for (const Exl3Device& device :
-                             {kDevice, kSmallDevice, without_large(bits)}) {
+                        for (const Exl3Device& device : {kDevice, kSmallDevice, without_large(bits),
+                                                         without_large(bits, kLargeGroups)}) {
                             check(plan_exl3(w, m, device), w, device);
                             check(plan_exl3_experts(w, m, 288, 2, device), w, device);
                             check(plan_exl3_experts(w, 64 * m, 288, 2, device), w, device);
@@ -138,16 +138,21 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
     }
 }
 
-// Weights decoded once for up to 128 rows: where there are rows for it, and the shared memory.
+// Weights decoded once for up to 16 or 128 rows: where there are rows for it, and the shared
+// memory.
 TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
     for (int32_t bits = 1; bits <= 8; ++bits) {
         for (const Matrix& w :
              {shape(4096, 8192, 1, bits), shape(8192, 4096, 1, bits), shape(4096, 4096, 1, bits)}) {
-            for (const int64_t m : {1, 8}) EXPECT_FALSE(plan_exl3(w, m, kDevice).large) << m;
-            for (const int64_t m : {17, 32, 33, 64, 65, 128, 129, 257, 512, 2048}) {
+            EXPECT_FALSE(plan_exl3(w, 1, kDevice).large);
+            for (const int64_t m : {9, 16}) {
                 EXPECT_TRUE(plan_exl3(w, m, kDevice).large) << m;
+                EXPECT_EQ(plan_exl3(w, m, kDevice).groups, kWideGroups) << m;
+            }
+            for (const int64_t m : {17, 32, 33, 64, 65, 128, 129, 257, 512, 2048}) {
+                EXPECT_EQ(plan_exl3(w, m, kDevice).groups, kLargeGroups) << m;
                 EXPECT_FALSE(plan_exl3(w, m, without_large(bits)).large) << m;
-                EXPECT_FALSE(plan_exl3(w, m, kSmallDevice).large) << m;
+                EXPECT_NE(plan_exl3(w, m, kSmallDevice).groups, kLargeGroups) << m;
             }
         }
     }
@@ -180,6 +185,19 @@ TEST(Exl3Plan, CostsGrowWithTheRows) {
 
 // Shapes that cuda_products_test and cuda_moe_test rely on.
 TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
+    const auto wide = [](const Exl3Plan& plan) { return plan.large && plan.groups == kWideGroups; };
+    for (const int64_t m : {17, 30}) {
+        EXPECT_TRUE(wide(plan_exl3(shape(384, 12800), m, kDevice))) << m;
+        EXPECT_EQ(plan_exl3(shape(384, 12800), m, kDevice).ranks, 1) << m;
+        for (const Matrix& w : {shape(2048, 2688), shape(1408, 4224, 4)}) {
+            EXPECT_TRUE(wide(plan_exl3(w, m, kDevice))) << m;
+            EXPECT_GT(plan_exl3(w, m, kDevice).ranks, 1) << m;
+        }
+    }
+    for (const int64_t m : {9, 16}) {
+        EXPECT_TRUE(wide(plan_exl3(shape(640, 20096, 4), m, kDevice))) << m;
+        EXPECT_EQ(plan_exl3(shape(640, 20096, 4), m, kDevice).ranks, 1) << m;
+    }
     for (const int64_t m : {129, 255, 512, 513}) {
         const Exl3Plan whole = plan_exl3(shape(384, 12800), m, kDevice);
         EXPECT_TRUE(whole.large && whole.ranks == 1) << m;
@@ -190,6 +208,12 @@ TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
     }
     EXPECT_TRUE(plan_exl3(shape(640, 4224), 300, kDevice).large);
     EXPECT_TRUE(plan_exl3_experts(shape(384, 1152, 1, 2), 1400, 3, 2, kDevice).large);
+    EXPECT_TRUE(wide(plan_exl3_experts(shape(640, 640, 1, 2), 336, 24, 2, kDevice)));
+    EXPECT_FALSE(plan_exl3_experts(shape(640, 640, 1, 2), 7, 24, 2, kDevice).large);
+    for (const int32_t segments : {1, 4}) {
+        const Matrix down = shape(640, 640, segments, 2);
+        EXPECT_TRUE(wide(plan_exl3_experts(down, 336, 24, 1, kDevice, kWideGroups, true)));
+    }
 }
 
 TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
@@ -198,6 +222,14 @@ TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
     EXPECT_FALSE(plan_exl3_experts(w, 8192, 288, 2, kDevice).large);
     EXPECT_TRUE(plan_exl3_experts(w, 32768, 288, 2, kDevice).large);
     EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kSmallDevice).large);
+    for (const int64_t pairs : {1024, 4096}) {
+        const Exl3Plan plan = plan_exl3_experts(w, pairs, 288, 2, kDevice);
+        EXPECT_TRUE(plan.large);
+        EXPECT_EQ(plan.groups, kWideGroups);
+        EXPECT_EQ(plan.ranks, 1);
+        EXPECT_TRUE(plan_exl3_experts(w, pairs, 288, 1, kDevice, kWideGroups).large);
+        EXPECT_FALSE(plan_exl3_experts(w, pairs, 288, 1, kDevice, 1).large);
+    }
     // Tiles that other kernels share are taken as they are.
     EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kDevice, 8).large);
     EXPECT_TRUE(plan_exl3_experts(w, 24, 288, 1, kDevice, kLargeGroups).large);
@@ -208,7 +240,7 @@ TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
 TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
     EXPECT_EQ(plan_exl3(shape(1024, 4096), 33, without_large(4)).mode, ProductMode::leaf);
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kDevice).mode, ProductMode::group);
-    EXPECT_LE(plan_exl3(shape(4096, 77440), 8, kDevice).ranks, 2);
+    EXPECT_LE(plan_exl3(shape(4096, 77440), 8, kDevice).ranks, 3);
     for (const Matrix& w : {shape(1024, 4096), shape(4096, 1024), shape(4096, 2048)}) {
         for (const int64_t m : {1, 3, 8, 16}) EXPECT_TRUE(plan_exl3(w, m, kDevice).halves) << m;
         for (const int64_t m : {17, 64}) {
@@ -258,20 +290,35 @@ TEST(Exl3Plan, InputsRotateWhereThatIsCheaper) {
     }
 }
 
-// Where there is a multiprocessor for each and they would gather: behind a kernel that rotates.
-TEST(Exl3Plan, ThreadBlocksStandAloneBehindAKernel) {
+// Where there is room for all and they would gather: behind a kernel that rotates.
+TEST(Exl3Plan, ThreadBlocksSpreadBehindAKernel) {
     for (const int64_t k : {1024, 4096, 8192}) {
         for (const int64_t n : {1024, 4096, 8192, 77440}) {
             for (const int64_t m : {1, 16, 17, 64, 200}) {
-                const Exl3Plan plan = plan_exl3(shape(k, n), m, without_large(4));
-                const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
-                const int64_t blocks = n / 128 * tiles * plan.ranks * plan.column_parts();
-                EXPECT_EQ(plan.alone, !plan.rotate_inside && blocks <= kProcessors);
+                for (const Exl3Device& device : {kDevice, without_large(4)}) {
+                    const Exl3Plan plan = plan_exl3(shape(k, n), m, device);
+                    const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
+                    const int64_t columns = n / 128 * tiles * plan.column_parts();
+                    const int64_t blocks = (plan.large ? (columns + 1) / 2 : columns) * plan.ranks;
+                    const bool wide = plan.large && plan.groups == kWideGroups;
+                    const int64_t each = (blocks + kProcessors - 1) / kProcessors;
+                    const bool fit = each <= (wide ? kWideResident : 1);
+                    EXPECT_EQ(plan.resident, fit && !plan.rotate_inside ? each : 0);
+                }
             }
         }
     }
-    EXPECT_TRUE(plan_exl3(shape(8192, 4096), 32, without_large(4)).alone);
-    EXPECT_FALSE(plan_exl3(shape(4096, 77440), 17, without_large(4)).alone);
+    EXPECT_EQ(plan_exl3(shape(8192, 4096), 32, without_large(4)).resident, 1);
+    EXPECT_EQ(plan_exl3(shape(4096, 77440), 17, without_large(4)).resident, 0);
+    EXPECT_EQ(plan_exl3(shape(4096, 8192), 16, kDevice).resident, 2);
+}
+
+TEST(Exl3Plan, WideTilesFitEveryDevice) {
+    for (int32_t bits = 1; bits <= 8; ++bits) {
+        EXPECT_GE(wide_resident(shape(1024, 1024, 1, bits), kSmallDevice), 1) << bits;
+    }
+    EXPECT_EQ(wide_resident(shape(1024, 1024, 1, 2), kSmallDevice), 2);
+    EXPECT_EQ(wide_resident(shape(1024, 1024, 1, 2), kDevice), kWideResident);
 }
 
 // Who waits for the sums of other thread blocks finds them on the device, each sum written once.
@@ -313,7 +360,7 @@ TEST(Exl3Plan, WhoWaitsHasAllThreadBlocksAtOnce) {
 TEST(Exl3Plan, ManyTilesKeepOneSumEach) {
     const Matrix w = shape(4096, 1024, 1, 2);
     EXPECT_EQ(plan_exl3_experts(w, 8192, 288, 2, kDevice).mode, ProductMode::segment);
-    EXPECT_NE(plan_exl3_experts(w, 512, 288, 2, kDevice).mode, ProductMode::segment);
+    EXPECT_NE(plan_exl3_experts(w, 512, 288, 2, without_large(2)).mode, ProductMode::segment);
     EXPECT_NE(plan_exl3(w, 4096, kSmallDevice).mode, ProductMode::segment);
 }
 
