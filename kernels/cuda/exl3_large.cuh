@@ -88,8 +88,10 @@ class LargeKernel {
         return kSumBytes + 2 * kInputBytes + warp() * kStages * kStageWords * 4;
     }
 
+    class Tiles;
+
     __device__ bool locate() const;
-    __device__ void begin_at(int32_t block);
+    __device__ void begin_copies();
     __device__ void fill(int step);
     __device__ void copy_inputs(int step);
     __device__ void begin(int step);
@@ -154,7 +156,8 @@ __device__ bool LargeKernel<kBits, kMul1, kRowGroups>::locate() const {
 
 // Where the copies begin.
 template <int kBits, bool kMul1, int kRowGroups>
-__device__ void LargeKernel<kBits, kMul1, kRowGroups>::begin_at(int32_t block) {
+__device__ void LargeKernel<kBits, kMul1, kRowGroups>::begin_copies() {
+    const int32_t block = b_.block;
     const int64_t row_bytes = b_.w.n_padded / exl3::kTile * (4 * kTileWords);
     weights_ = reinterpret_cast<const unsigned char*>(b_.w.trellis) +
                (block * 8 + lane() / 4) * row_bytes +
@@ -318,7 +321,7 @@ __device__ void LargeKernel<kBits, kMul1, kRowGroups>::run() {
     if (args_.table != nullptr) wait_for_earlier_kernels();  // tiles are made by one
     if (!locate()) return;
     const bool idle = __shfl_sync(0xffffffffu, works() ? 0 : 1, 0) != 0;
-    begin_at(b_.block);
+    begin_copies();
 #pragma unroll 1
     for (int step = 0; step < kStages && !idle; ++step) fill(step);
     wait_for_earlier_kernels();

@@ -6,23 +6,39 @@
 
 namespace quadrille::cuda {
 
+// The tiles of a leaf of the warp, once its copies have ended.
+template <int kBits, bool kMul1, int kRowGroups>
+class LargeKernel<kBits, kMul1, kRowGroups>::Tiles {
+  public:
+    __device__ Tiles(const LargeKernel& kernel, int step) : place_(lane()) {
+        copy_async_wait<2 * kStages - 1>();
+        __syncwarp();
+        multiplier_ = kernel.b_.multiplier;
+        addend_ = kernel.b_.addend;
+        stage_ = reinterpret_cast<const uint32_t*>(kernel.shared_ + ring()) +
+                 step % kStages * kStageWords;
+    }
+
+    __device__ void decode(uint32_t (&a)[4], int t, int c) const {
+        const LaneWindow<kBits> window = place_.load(stage_ + (2 * t + c) * kTileWords);
+        decode_tile<kBits, kMul1>(a, window, multiplier_, addend_);
+    }
+
+  private:
+    LanePlace<kBits> place_;
+    uint32_t multiplier_;
+    uint32_t addend_;
+    const uint32_t* stage_;
+};
+
 // The leaf's weights of the warp.
 template <int kBits, bool kMul1, int kRowGroups>
 __device__ void LargeKernel<kBits, kMul1, kRowGroups>::decode(Weights& a, int step) {
-    copy_async_wait<2 * kStages - 1>();
-    __syncwarp();
-    const LanePlace<kBits> place(lane());
-    const uint32_t multiplier = b_.multiplier;
-    const uint32_t addend = b_.addend;
-    const uint32_t* stage =
-        reinterpret_cast<const uint32_t*>(shared_ + ring()) + step % kStages * kStageWords;
+    const Tiles tiles(*this, step);
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const LaneWindow<kBits> window = place.load(stage + (2 * t + c) * kTileWords);
-            decode_tile<kBits, kMul1>(a[t][c], window, multiplier, addend);
-        }
+        for (int c = 0; c < 2; ++c) tiles.decode(a[t][c], t, c);
     }
     __syncwarp();  // every lane has read what is filled next
     fill(step + kStages);
@@ -58,23 +74,14 @@ __device__ void LargeKernel<kBits, kMul1, kRowGroups>::multiply(Sums& sums, cons
 // Both, of few rows: a weight is held no longer than its products take.
 template <int kBits, bool kMul1, int kRowGroups>
 __device__ void LargeKernel<kBits, kMul1, kRowGroups>::decode_and_multiply(Sums& sums, int step) {
-    copy_async_wait<2 * kStages - 1>();
-    __syncwarp();
-    const LanePlace<kBits> place(lane());
-    const uint32_t multiplier = b_.multiplier;
-    const uint32_t addend = b_.addend;
-    const uint32_t* stage =
-        reinterpret_cast<const uint32_t*>(shared_ + ring()) + step % kStages * kStageWords;
+    const Tiles tiles(*this, step);
     const unsigned char* rows = shared_ + kSumBytes + step % 2 * kInputBytes + lane() * 8;
     float acc[kRowGroups][2][4] = {};
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
         uint32_t a[2][4];
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const LaneWindow<kBits> window = place.load(stage + (2 * t + c) * kTileWords);
-            decode_tile<kBits, kMul1>(a[c], window, multiplier, addend);
-        }
+        for (int c = 0; c < 2; ++c) tiles.decode(a[c], t, c);
 #pragma unroll
         for (int g = 0; g < kRowGroups; ++g) {
             const uint2 b = *reinterpret_cast<const uint2*>(rows + g * kGroupBytes + t * 256);
