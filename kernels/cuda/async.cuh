@@ -10,13 +10,6 @@ namespace quadrille::cuda {
 __device__ __forceinline__ uint32_t shared_address(const void* shared) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
-// The same address of shared memory, unknown to the compiler: it is held in a register instead of
-// being worked out again at every use.
-__device__ __forceinline__ const unsigned char* held(const unsigned char* shared) {
-    uint32_t address = shared_address(shared);
-    asm volatile("" : "+r"(address));
-    return static_cast<const unsigned char*>(__cvta_shared_to_generic(address));
-}
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }

@@ -41,8 +41,8 @@ constexpr double kRotateInputs = 0.30e6;
 
 // Large tiles. A thread block waits for its first weights and inputs; a leaf of 256 columns is
 // decoded, and multiplied by 32 rows at a time; the outputs of 32 rows are transformed, a segment
-// after another. With several ranks a kernel at the end does that instead: it moves so many floats
-// in a microsecond, every unit's sums and about twice the outputs.
+// after another. With several ranks a kernel at the end does that instead, which moves so many
+// floats in a microsecond.
 constexpr double kLargeStart = 1.46;
 constexpr double kLargeLeaf = 1.19;
 constexpr double kLargeQuarter = 0.59;
@@ -91,6 +91,12 @@ double end_cost(const Exl3Plan& plan, const Exl3Work& work) {
     return arrive + kGather * static_cast<double>(ceil_div(tasks, warps) * batches);
 }
 
+// What the kernel at the end of large tiles moves: every unit's sums, and about twice the outputs.
+double end_floats(const Exl3Plan& plan, const Exl3Work& work) {
+    const int64_t moved = units_of(plan.mode, work.w) + 2;
+    return static_cast<double>(moved * work.total * work.w.n_padded);
+}
+
 // Tiles of 16 rows and 256 columns: the device full of thread blocks again and again, then the
 // rest.
 double wide_cost(const Exl3Plan& plan, const Exl3Work& work) {
@@ -112,9 +118,7 @@ double wide_cost(const Exl3Plan& plan, const Exl3Work& work) {
         const int64_t rows = ceil_div(work.rows, 8) * work.w.segments;
         return sums + static_cast<double>((times + 1) * rows) * kWideFinish;
     }
-    const int64_t moved = units_of(plan.mode, work.w) + 2;
-    return sums + kWideEnd +
-           static_cast<double>(moved * work.total * work.w.n_padded) / kWideEndFloats;
+    return sums + kWideEnd + end_floats(plan, work) / kWideEndFloats;
 }
 
 }  // namespace
@@ -152,7 +156,7 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
 }
 
 double large_cost(const Exl3Plan& plan, const Exl3Work& work) {
-    if (plan.groups == kWideGroups) return wide_cost(plan, work);
+    if (plan.wide()) return wide_cost(plan, work);
     const double rounds =
         busiest(ceil_div(work.columns, 2) * plan.ranks, work.device.processors, 1);
     const auto quarters = static_cast<double>(ceil_div(work.rows, kQuarterRows));
@@ -162,8 +166,7 @@ double large_cost(const Exl3Plan& plan, const Exl3Work& work) {
         static_cast<double>(plan.ranks == 1 ? all : std::min<int64_t>(team_blocks(plan), all));
     const double sums = rounds * (kLargeStart + leaves * leaf);
     if (plan.ranks == 1) return sums + rounds * work.w.segments * kLargeFinish * quarters;
-    const int64_t moved = units_of(plan.mode, work.w) + 2;
-    return sums + static_cast<double>(moved * work.total * work.w.n_padded) / kLargeEndFloats;
+    return sums + end_floats(plan, work) / kLargeEndFloats;
 }
 
 }  // namespace quadrille::cuda

@@ -33,8 +33,8 @@ void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 gr
                           KernelSet& kernels, LaunchStream stream) {
     const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
     if (plan.large) {
-        return plan.groups == kWideGroups ? launch(launch_exl3_large<kBits, kMul1, kWideGroups>)
-                                          : launch(launch_exl3_large<kBits, kMul1, kLargeGroups>);
+        return plan.wide() ? launch(launch_exl3_large<kBits, kMul1, kWideGroups>)
+                           : launch(launch_exl3_large<kBits, kMul1, kLargeGroups>);
     }
     switch (plan.groups) {
         case 1:

@@ -109,8 +109,7 @@ Exl3Plan large_plan(const Matrix& w, int32_t groups) {
 // Behind a kernel that rotates, few thread blocks would gather on some of the multiprocessors, as
 // many as fit: no more than each has to take.
 int32_t spread(const Exl3Plan& plan, int64_t columns, const Matrix& w, const Exl3Device& device) {
-    const bool wide = plan.groups == kWideGroups && plan.large;
-    const int32_t most = wide ? wide_resident(w, device) : 1;
+    const int32_t most = plan.wide() ? wide_resident(w, device) : 1;
     const int64_t blocks =
         plan.large ? ceil_div(columns, 2) * plan.ranks : columns * plan.ranks * plan.column_parts();
     const int64_t each = ceil_div(blocks, device.processors);

@@ -58,6 +58,12 @@ __device__ __forceinline__ int opaque(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+// An address in shared memory.
+__device__ __forceinline__ const unsigned char* opaque(const unsigned char* shared) {
+    const int address = opaque(static_cast<int>(shared_address(shared)));
+    return static_cast<const unsigned char*>(
+        __cvta_shared_to_generic(static_cast<uint32_t>(address)));
+}
 
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 class ProductKernel {
@@ -252,15 +258,10 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::fill(int step, ui
     copy_async_commit();
 }
 
-// One leaf.
+// acc += one leaf.
 template <int kBits, bool kMul1, int kGroups, bool kHalves>
 __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::multiply(
     Sums& acc, const unsigned char* stage, const unsigned char* rows) const {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[g][i] = 0.0f;
-    }
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
         const LaneWindow<kBits> window =
@@ -299,7 +300,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum() {
     prefetch_scales();
     constexpr int kHalf = kInputBlocks / 2;
     const bool more_inputs = steps_ > kInputBlocks;
-    const unsigned char* shared = held(shared_);
+    const unsigned char* shared = opaque(shared_);
     const unsigned char* rows = shared + inputs_ + lane() * 8;
     float* to = cell(unit_) + lane() % 4 * 2 * exl3::kBlock + warp() * exl3::kTile + lane() / 4;
     uint32_t stage = 0;
@@ -325,7 +326,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum() {
             }
             copy_async_wait<kStages - 1>();
             __syncwarp();
-            Sums acc;
+            Sums acc = {};
             multiply(acc, shared + stage,
                      rows + static_cast<uint32_t>(step) % kInputBlocks * kInputBytes);
             __syncwarp();  // every lane has read the stage that is filled next

@@ -203,6 +203,7 @@ struct Exl3Plan {
     int32_t resident = 0;
 
     int32_t rows() const { return 8 * groups; }
+    bool wide() const { return large && groups == kWideGroups; }
     int32_t units_of_rank() const { return halves ? 1 : teams * team_units; }
     int32_t column_parts() const { return halves ? 2 : 1; }  // thread blocks of 128 columns
 };

@@ -19,7 +19,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::sum_group() {
     float* leaves =
         reinterpret_cast<float*>(shared_ + args_.teams * (kTeamWarps * kStageBytes + kInputBytes));
     if (steps_ > 0) {
-        Sums acc;
+        Sums acc = {};
         multiply(acc, shared_, shared_ + inputs_ + lane() * 8);
         float* to = leaves + (team() * kRows + lane() % 4 * 2) * kHalfStride +
                     warp() * exl3::kTile + lane() / 4;

@@ -146,8 +146,7 @@ TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
              {shape(4096, 8192, 1, bits), shape(8192, 4096, 1, bits), shape(4096, 4096, 1, bits)}) {
             EXPECT_FALSE(plan_exl3(w, 1, kDevice).large);
             for (const int64_t m : {9, 16}) {
-                EXPECT_TRUE(plan_exl3(w, m, kDevice).large) << m;
-                EXPECT_EQ(plan_exl3(w, m, kDevice).groups, kWideGroups) << m;
+                EXPECT_TRUE(plan_exl3(w, m, kDevice).wide()) << m;
             }
             for (const int64_t m : {17, 32, 33, 64, 65, 128, 129, 257, 512, 2048}) {
                 EXPECT_EQ(plan_exl3(w, m, kDevice).groups, kLargeGroups) << m;
@@ -185,17 +184,16 @@ TEST(Exl3Plan, CostsGrowWithTheRows) {
 
 // Shapes that cuda_products_test and cuda_moe_test rely on.
 TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
-    const auto wide = [](const Exl3Plan& plan) { return plan.large && plan.groups == kWideGroups; };
     for (const int64_t m : {17, 30}) {
-        EXPECT_TRUE(wide(plan_exl3(shape(384, 12800), m, kDevice))) << m;
+        EXPECT_TRUE(plan_exl3(shape(384, 12800), m, kDevice).wide()) << m;
         EXPECT_EQ(plan_exl3(shape(384, 12800), m, kDevice).ranks, 1) << m;
         for (const Matrix& w : {shape(2048, 2688), shape(1408, 4224, 4)}) {
-            EXPECT_TRUE(wide(plan_exl3(w, m, kDevice))) << m;
+            EXPECT_TRUE(plan_exl3(w, m, kDevice).wide()) << m;
             EXPECT_GT(plan_exl3(w, m, kDevice).ranks, 1) << m;
         }
     }
     for (const int64_t m : {9, 16}) {
-        EXPECT_TRUE(wide(plan_exl3(shape(640, 20096, 4), m, kDevice))) << m;
+        EXPECT_TRUE(plan_exl3(shape(640, 20096, 4), m, kDevice).wide()) << m;
         EXPECT_EQ(plan_exl3(shape(640, 20096, 4), m, kDevice).ranks, 1) << m;
     }
     for (const int64_t m : {129, 255, 512, 513}) {
@@ -208,11 +206,11 @@ TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
     }
     EXPECT_TRUE(plan_exl3(shape(640, 4224), 300, kDevice).large);
     EXPECT_TRUE(plan_exl3_experts(shape(384, 1152, 1, 2), 1400, 3, 2, kDevice).large);
-    EXPECT_TRUE(wide(plan_exl3_experts(shape(640, 640, 1, 2), 336, 24, 2, kDevice)));
+    EXPECT_TRUE(plan_exl3_experts(shape(640, 640, 1, 2), 336, 24, 2, kDevice).wide());
     EXPECT_FALSE(plan_exl3_experts(shape(640, 640, 1, 2), 7, 24, 2, kDevice).large);
     for (const int32_t segments : {1, 4}) {
         const Matrix down = shape(640, 640, segments, 2);
-        EXPECT_TRUE(wide(plan_exl3_experts(down, 336, 24, 1, kDevice, kWideGroups, true)));
+        EXPECT_TRUE(plan_exl3_experts(down, 336, 24, 1, kDevice, kWideGroups, true).wide());
     }
 }
 
@@ -224,10 +222,9 @@ TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
     EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kSmallDevice).large);
     for (const int64_t pairs : {1024, 4096}) {
         const Exl3Plan plan = plan_exl3_experts(w, pairs, 288, 2, kDevice);
-        EXPECT_TRUE(plan.large);
-        EXPECT_EQ(plan.groups, kWideGroups);
+        EXPECT_TRUE(plan.wide());
         EXPECT_EQ(plan.ranks, 1);
-        EXPECT_TRUE(plan_exl3_experts(w, pairs, 288, 1, kDevice, kWideGroups).large);
+        EXPECT_TRUE(plan_exl3_experts(w, pairs, 288, 1, kDevice, kWideGroups).wide());
         EXPECT_FALSE(plan_exl3_experts(w, pairs, 288, 1, kDevice, 1).large);
     }
     // Tiles that other kernels share are taken as they are.
@@ -300,9 +297,8 @@ TEST(Exl3Plan, ThreadBlocksSpreadBehindAKernel) {
                     const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
                     const int64_t columns = n / 128 * tiles * plan.column_parts();
                     const int64_t blocks = (plan.large ? (columns + 1) / 2 : columns) * plan.ranks;
-                    const bool wide = plan.large && plan.groups == kWideGroups;
                     const int64_t each = (blocks + kProcessors - 1) / kProcessors;
-                    const bool fit = each <= (wide ? kWideResident : 1);
+                    const bool fit = each <= (plan.wide() ? kWideResident : 1);
                     EXPECT_EQ(plan.resident, fit && !plan.rotate_inside ? each : 0);
                 }
             }
