@@ -2,16 +2,16 @@
 // The one program: reads the command line, chooses the job, turns an error into one printed line
 // and its exit code. `generate` and `bench` run on MPI ranks; every other job is one process and
 // never touches MPI. A job is offered once it is listed in kOffered and has its line below.
-#include "jobs/bench.h"
-#include "jobs/generate.h"
-#include "jobs/inspect.h"
-#include "jobs/options.h"
-#include "jobs/pack.h"
-#include "jobs/unpack.h"
-#include "kernels/check.h"
-#include "runtime/agree.h"
-#include "runtime/mpi.h"
-#include "runtime/parent.h"
+#include "jobs/bench/bench.h"
+#include "jobs/files/inspect.h"
+#include "jobs/files/pack.h"
+#include "jobs/files/unpack.h"
+#include "jobs/generate/generate.h"
+#include "jobs/options/options.h"
+#include "kernels/error.h"
+#include "runtime/ranks/agree.h"
+#include "runtime/ranks/launcher.h"
+#include "runtime/ranks/mpi.h"
 
 #include <fmt/format.h>
 
@@ -52,12 +52,12 @@ int run_alone(const Command& command) {
 
 // Jobs on ranks. Start-up errors are agreed on inside; what a job throws after its start-up it
 // ends itself, through Fatal.
-int run_on_ranks(const Command& command, MpiSession& session, Parent parent) {
+int run_on_ranks(const Command& command, MpiSession& session, Launcher launcher) {
     if (const auto* text = std::get_if<ShowText>(&command)) {
         return session.rank() == 0 ? show(*text) : text->code;
     }
     if (const auto* generate = std::get_if<GenerateOptions>(&command)) {
-        return run_generate(*generate, session, parent);
+        return run_generate(*generate, session, launcher);
     }
     if (const auto* bench = std::get_if<BenchOptions>(&command)) {
         return run_bench(*bench, session);
@@ -81,14 +81,14 @@ void broadcast(Communicator& world, std::vector<std::string>& words) {
 // Command line and environment of rank 0 count on every rank: mpirun does not carry the
 // environment to other hosts.
 int start_ranks(Invocation invocation) {
-    const Parent parent;
+    const Launcher launcher;
     MpiSession session;
     try {
         broadcast(session.world(), invocation.arguments);
         broadcast(session.world(), invocation.environment);
         const Command command = agree(session.world(), "command line",
                                       [&] { return parse_command(invocation, kOffered); });
-        return run_on_ranks(command, session, parent);
+        return run_on_ranks(command, session, launcher);
     } catch (const AgreedError& error) {
         if (session.rank() != 0) return error.exit_code();
         return report(error);

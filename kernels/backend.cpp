@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/backend.h"
 
-#include "kernels/check.h"
 #include "kernels/check/check_backend.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/error.h"
 #ifdef QUADRILLE_CUDA
 #include "kernels/cuda/cuda_backend.h"
 #endif

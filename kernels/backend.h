@@ -7,7 +7,7 @@
 // letters m k n h d e: kernels/README.md.
 #pragma once
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 #include "kernels/matrix.h"
 #include "kernels/sample_row.h"
 #include "kernels/view.h"
@@ -309,7 +309,7 @@ class Backend {
     // write (m, room for a multiple of 4, zero behind m): 1 for the rows of a sequence as long as
     // each token equals the target that follows the row before; the first row always; 0 where the
     // slot is -1. tokens, target (m).
-    virtual void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+    virtual void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                                const Rows& rows) = 0;
     // id (m): of `count` results of `sample` for the same rows, the one with the largest score, the
     // first of equals; ids of -1 are none. Part p: scores and ids part_bytes (of 8) apart.

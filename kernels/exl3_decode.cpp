@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/exl3_decode.h"
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 #include "kernels/exl3.h"
 
 #include <array>

@@ -2,7 +2,7 @@
 // View<T>: a matrix somebody else owns. Rows are contiguous, `stride` elements apart.
 #pragma once
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <cstdint>
 #include <type_traits>

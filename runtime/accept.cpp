@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/accept.h"
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <algorithm>
 
 namespace quadrille {
 
-StepOutcome accept_prefix(std::span<const int32_t> drafts, std::span<const int32_t> target,
+StepOutcome mark_accepted(std::span<const int32_t> drafts, std::span<const int32_t> target,
                           const EndRule& rule) {
     require(target.size() == drafts.size() + 1, "one target token for each verified row");
     require(rule.tokens_left > 0, "a running record has tokens left");

@@ -33,7 +33,7 @@ struct StepOutcome {
 // anchor): drafts are accepted while d_i == x_{i-1}; the token after the last accepted one is the
 // target's. Emission ends at an end token, a stop token or the limit; drafts behind it count as not
 // accepted.
-StepOutcome accept_prefix(std::span<const int32_t> drafts, std::span<const int32_t> target,
+StepOutcome mark_accepted(std::span<const int32_t> drafts, std::span<const int32_t> target,
                           const EndRule& rule);
 
 // Ends emission after `emitted` tokens, fewer than or as many as before: a stop string ends there.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/device_step.h"
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <algorithm>
 #include <chrono>
@@ -240,7 +240,7 @@ void DeviceStep::issue(const Layout& layout, const Shape& shape) {
     choose(layout, shape, logits);
     if (drafter_ != nullptr) {
         position_.op("draft context");
-        backend_.accept_prefix(write_.data(), tokens_.data(), targets_.data(), pass.rows);
+        backend_.mark_accepted(write_.data(), tokens_.data(), targets_.data(), pass.rows);
         drafter_->append_on_backend(model_.taps(), write_.data(), pass.rows);
     }
     backend_.fetch(results_, targets_.data(), layout.rows * kInt);

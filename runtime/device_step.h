@@ -8,11 +8,11 @@
 
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
-#include "runtime/comm.h"
 #include "runtime/drafter.h"
-#include "runtime/position.h"
-#include "runtime/shard.h"
-#include "runtime/target_model.h"
+#include "runtime/model/shard.h"
+#include "runtime/model/target_model.h"
+#include "runtime/ranks/comm.h"
+#include "runtime/ranks/position.h"
 
 #include <compare>
 #include <cstdint>

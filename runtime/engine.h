@@ -6,17 +6,17 @@
 #pragma once
 
 #include "io/records.h"
-#include "io/tokenizer.h"
+#include "io/text/tokenizer.h"
 #include "runtime/accept.h"
-#include "runtime/comm.h"
 #include "runtime/device_step.h"
 #include "runtime/drafter.h"
-#include "runtime/position.h"
-#include "runtime/sampler.h"
+#include "runtime/model/step_batch.h"
+#include "runtime/model/target_model.h"
+#include "runtime/ranks/comm.h"
+#include "runtime/ranks/position.h"
+#include "runtime/sampling/sampler.h"
+#include "runtime/sampling/token_history.h"
 #include "runtime/sequence.h"
-#include "runtime/step_batch.h"
-#include "runtime/target_model.h"
-#include "runtime/token_history.h"
 
 #include <cstdint>
 #include <deque>

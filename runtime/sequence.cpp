@@ -48,7 +48,7 @@ DrawRequest Sequence::draw_request(int32_t ahead) const {
 
 StepOutcome Sequence::outcome(std::span<const int32_t> drafts, std::span<const int32_t> target,
                               const EndLimits& limits) {
-    StepOutcome outcome = accept_prefix(drafts, target, end_rule(limits));
+    StepOutcome outcome = mark_accepted(drafts, target, end_rule(limits));
     if (!prompt.options.stop_text.empty()) find_stop_text(outcome, target, *limits.tokenizer);
     return outcome;
 }

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "io/records.h"
-#include "io/tokenizer.h"
+#include "io/text/tokenizer.h"
 #include "runtime/accept.h"
-#include "runtime/sampler.h"
-#include "runtime/stop_text.h"
+#include "runtime/sampling/sampler.h"
+#include "runtime/sampling/stop_text.h"
 
 #include <cstdint>
 #include <span>

@@ -61,7 +61,7 @@ mkdir -p "$logs"
 tests=(rows products moe kda mla indexer draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
     tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
-    tests/kernels/kernels_step_test tests/runtime/runtime_comm_test tests/bench/comm_bench
+    tests/kernels/kernels_block_ops_test tests/runtime/runtime_comm_test tests/bench/comm_bench
     tests/drafter/drafter_device_step_test tests/support/libfailing_rank.so)
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 for t in "${tests[@]}"; do targets+=("tests/kernels/kernels_cuda_${t}_test"); done
@@ -70,7 +70,7 @@ step build 600 ninja -C "$build" "${targets[@]}" || { printf '%s\n' "${summary[@
 step test-plan 60 "$build/tests/kernels/kernels_exl3_plan_test"
 for t in "${tests[@]}"; do step "test-$t" 240 "$build/tests/kernels/kernels_cuda_${t}_test"; done
 
-step test-step 60 "$build/tests/kernels/kernels_step_test"
+step test-step 60 "$build/tests/kernels/kernels_block_ops_test"
 # On NCCL where each rank has a GPU; else these cases skip.
 step test-comm 120 mpirun -n 2 "$build/tests/runtime/runtime_comm_test" --gtest_filter='*nccl*'
 

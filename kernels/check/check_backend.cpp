@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/check/check_backend.h"
 
-#include "kernels/check.h"
 #include "kernels/check/op_call.h"
 #include "kernels/check/tolerance.h"
+#include "kernels/error.h"
 
 #include <fmt/format.h>
 

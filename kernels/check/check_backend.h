@@ -99,7 +99,7 @@ class CheckBackend final : public Backend {
 
     void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
                       const Rows& rows) override;
-    void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+    void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                        const Rows& rows) override;
     void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
                        int32_t count, int64_t part_bytes) override;

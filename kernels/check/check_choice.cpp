@@ -88,13 +88,13 @@ void CheckBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<con
             b.block_tokens(at(tokens, rows.m), at(anchor, path.rows), at(path), at(rows));
         });
 }
-void CheckBackend::accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+void CheckBackend::mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                                  const Rows& rows) {
     const int64_t words = (rows.m + 3) / 4;
-    call("accept_prefix")
+    call("mark_accepted")
         .out("write", View<uint32_t>(reinterpret_cast<uint32_t*>(write), 1, words))
         .run([&](Backend& b, auto&& at) {
-            b.accept_prefix(at(write, words * 4), at(tokens, rows.m), at(target, rows.m), at(rows));
+            b.mark_accepted(at(write, words * 4), at(tokens, rows.m), at(target, rows.m), at(rows));
         });
 }
 void CheckBackend::merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/check/op_call.h"
 
-#include "kernels/check.h"
 #include "kernels/check/tolerance.h"
+#include "kernels/error.h"
 
 #include <fmt/format.h>
 

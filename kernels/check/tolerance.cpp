@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/check/tolerance.h"
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <fmt/format.h>
 

@@ -2,8 +2,8 @@
 // Rows of native matrices as fp32. Exact: every bf16 and fp16 value is an fp32 value.
 #pragma once
 
-#include "kernels/check.h"
 #include "kernels/dtype.h"
+#include "kernels/error.h"
 #include "kernels/matrix.h"
 
 #include <algorithm>

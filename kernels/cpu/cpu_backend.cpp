@@ -2,7 +2,7 @@
 // Memory of the CPU backend, and what it makes once: the path it takes and the codebooks.
 #include "kernels/cpu/cpu_backend.h"
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <fmt/format.h>
 

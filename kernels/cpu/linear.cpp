@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear: products with native and EXL3 matrices, one segment of the inputs at a time. The loops
 // that take time are in the Paths; here are shapes, rotations, and the order of the segments.
-#include "kernels/check.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/error.h"
 #include "kernels/exl3.h"
 
 #include <algorithm>

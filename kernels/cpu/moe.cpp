@@ -2,9 +2,9 @@
 // route and moe. A pass groups its (row, slot) pairs by expert, so that each expert's weights are
 // decoded once for all its rows; results stay apart per pair and are summed in slot order, so that
 // a row's bits do not depend on the grouping.
-#include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/exponential.h"
+#include "kernels/error.h"
 
 #include <algorithm>
 #include <array>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that work row by row without a product: embedding, norms, the gate of an MLP, sums and
 // copies.
-#include "kernels/check.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/error.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws from rows of logits: penalty, temperature and noise of one column at a time, so that what a
 // row gives depends neither on its company nor on how the columns are shared.
-#include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/error.h"
 #include "kernels/sample_row.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Choice among the columns of a row of logits. A NaN is never chosen; ties go to the lowest id.
-#include "kernels/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/error.h"
 
 #include <algorithm>
 #include <cmath>

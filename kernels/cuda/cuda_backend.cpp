@@ -258,9 +258,9 @@ void CudaBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<cons
                                const Rows& rows) {
     cuda::block_tokens(tokens, anchor, path, rows, stream_.get());
 }
-void CudaBackend::accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+void CudaBackend::mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                                 const Rows& rows) {
-    cuda::accept_prefix(write, tokens, target, rows, stream_.get());
+    cuda::mark_accepted(write, tokens, target, rows, stream_.get());
 }
 void CudaBackend::merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
                                 int32_t count, int64_t part_bytes) {

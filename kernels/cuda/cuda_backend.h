@@ -5,10 +5,10 @@
 #pragma once
 
 #include "kernels/backend.h"
-#include "kernels/cuda/exl3_product.h"
+#include "kernels/cuda/exl3/exl3_product.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/kernel_set.h"
-#include "kernels/cuda/native_product.h"
+#include "kernels/cuda/native/native_product.h"
 #include "kernels/cuda/workspace.h"
 
 #include <cstdint>
@@ -101,7 +101,7 @@ class CudaBackend final : public Backend {
 
     void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
                       const Rows& rows) override;
-    void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+    void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                        const Rows& rows) override;
     void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
                        int32_t count, int64_t part_bytes) override;
@@ -141,8 +141,8 @@ class CudaBackend final : public Backend {
     void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);
     void native_product(const ProductOut& out, View<const float> in, const Matrix& weight);
     void native_tree(const ProductOut& out, View<const float> in, const Matrix& weight);
-    void launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
-                     int32_t column_blocks, int64_t tiles, int32_t members);
+    void run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
+                  int32_t column_blocks, int64_t tiles, int32_t members);
 
     Exl3Plan moe_plan(const MoePass& pass, const Member& shape, const Kind& kind,
                       int32_t members) const;

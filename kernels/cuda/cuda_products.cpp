@@ -3,9 +3,9 @@
 // kernel takes them. A row's bits depend on none of it.
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/exl3_launch.h"
+#include "kernels/cuda/exl3/exl3_launch.h"
+#include "kernels/cuda/exl3/exl3_rotate.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/rotate.h"
 
 #include <algorithm>
 
@@ -59,14 +59,15 @@ void CudaBackend::product(const ProductOut& out, View<const float> in, const Mat
     }
 }
 
-void CudaBackend::launch_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
-                              int32_t column_blocks, int64_t tiles, int32_t members) {
+void CudaBackend::run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
+                           int32_t column_blocks, int64_t tiles, int32_t members) {
     Workspace::Scope scope(workspace_);
     const Exl3Need need =
         exl3_need(plan, shape, column_blocks, tiles, members, args.out.by_segment);
     apply_plan(args, plan, shape);
     args.column_blocks = column_blocks;
-    args.partial = plan.waits ? workspace_.slots(need.partial) : scope.take<float>(need.partial);
+    args.partial =
+        plan.waits ? workspace_.awaited_sums(need.partial) : scope.take<float>(need.partial);
     args.counters = workspace_.counters(need.counters);
     const dim3 grid(static_cast<unsigned>(column_blocks * plan.column_parts()),
                     static_cast<unsigned>(tiles), static_cast<unsigned>(members * plan.ranks));
@@ -106,7 +107,7 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
                    processors(), stream_.get());
         }
-        launch_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
+        run_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
     }
 }
 

@@ -4,7 +4,7 @@
 // runtime unchecked.
 #pragma once
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <cuda_runtime.h>
 

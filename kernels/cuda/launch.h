@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/backend.h"
-#include "kernels/cuda/exl3_product.h"
+#include "kernels/cuda/exl3/exl3_product.h"
 #include "kernels/cuda/handles.h"
 
 #include <cuda_runtime.h>

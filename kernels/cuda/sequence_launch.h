@@ -56,10 +56,10 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                    const MlaParams& params, const Rows& rows, float* scratch, KernelSet& kernels,
                    LaunchStream stream);
 
-// step.cu
+// block_ops.cu
 void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
                   const Rows& rows, LaunchStream stream);
-void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target, const Rows& rows,
+void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target, const Rows& rows,
                    LaunchStream stream);
 void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m, int32_t count,
                    int64_t part_bytes, LaunchStream stream);

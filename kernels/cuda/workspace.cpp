@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/workspace.h"
 
-#include "kernels/cuda/exl3_product.h"
+#include "kernels/cuda/exl3/exl3_product.h"
 
 #include <algorithm>
 #include <utility>
@@ -65,9 +65,10 @@ int32_t* Workspace::counters(int64_t count) {
         grown(counters_, count * static_cast<int64_t>(sizeof(int32_t)), 0));
 }
 
-float* Workspace::slots(int64_t count) {
+float* Workspace::awaited_sums(int64_t count) {
     static_assert(kMissing == 0xffffffffu);
-    return static_cast<float*>(grown(slots_, count * static_cast<int64_t>(sizeof(float)), 0xff));
+    return static_cast<float*>(
+        grown(awaited_sums_, count * static_cast<int64_t>(sizeof(float)), 0xff));
 }
 
 // An array of `bytes` at least, each of which is `fill` between kernels.

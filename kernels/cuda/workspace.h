@@ -38,7 +38,7 @@ class Workspace {
     // follow each other.
     int32_t* counters(int64_t count);
     // Numbers that are kMissing (exl3_product.h) here and that every kernel leaves so.
-    float* slots(int64_t count);
+    float* awaited_sums(int64_t count);
 
     // From now on no memory is given back before this ends: graphs may work on it.
     void keep() { keeps_ = true; }
@@ -57,7 +57,7 @@ class Workspace {
     int32_t depth_ = 0;
     bool keeps_ = false;
     DeviceBuffer counters_;
-    DeviceBuffer slots_;
+    DeviceBuffer awaited_sums_;
     std::vector<DeviceBuffer> old_arrays_;  // that graphs may still use
 };
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sum over ranks costs, by rows of 4096: ours (runtime/tree_reduce.h, the same bits for
-// any number of ranks), each of its two ways, and NCCL's own all-reduce; all recorded, so that the
-// host counts for nothing. Lines as cuda_bench prints them; the last column is NCCL's time over
+// What the sum over ranks costs, by rows of 4096: ours (runtime/ranks/tree_reduce.h, the same bits
+// for any number of ranks), each of its two ways, and NCCL's own all-reduce; all recorded, so that
+// the host counts for nothing. Lines as cuda_bench prints them; the last column is NCCL's time over
 // ours.
 //   mpirun -n 2 comm_bench        77: no GPU for each rank, or no NCCL
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
-#include "runtime/agree.h"
-#include "runtime/comm_nccl.h"
-#include "runtime/mpi.h"
-#include "runtime/tree_reduce.h"
+#include "runtime/ranks/agree.h"
+#include "runtime/ranks/comm_nccl.h"
+#include "runtime/ranks/mpi.h"
+#include "runtime/ranks/tree_reduce.h"
 
 #include <fmt/format.h>
 
@@ -85,8 +85,8 @@ int bench() {
     Communicator& world = session.world();
     if (world.max_host(gpu_count() == 0 ? 1 : 0) != 0) return 77;
     const auto backend = make_backend("cuda", session.local_rank() % gpu_count());
-    const NcclSeat own = nccl_seat(*backend, session.host());
-    std::vector<NcclSeat> seats(static_cast<size_t>(world.size()));
+    const NcclRank own = nccl_rank(*backend, session.host());
+    std::vector<NcclRank> seats(static_cast<size_t>(world.size()));
     world.all_gather_host(seats.data(), &own, sizeof own);
     if (const auto obstacle = nccl_obstacle(seats)) {
         if (world.rank() == 0) fmt::print(stderr, "comm_bench: {}\n", obstacle->what());

@@ -5,7 +5,7 @@
 
 #include "kernels/buffer.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/ruler.h"
+#include "kernels/cuda/machine_rates.h"
 
 #include <fmt/format.h>
 

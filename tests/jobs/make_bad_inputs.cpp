@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes prompts files, good and bad, for cli_cases.py: make_bad_inputs FOLDER. One file a defect,
 // named after it; every bad file is good.h5 with one thing changed.
-#include "io/h5.h"
+#include "io/h5/h5.h"
 
 #include <cstdint>
 #include <cstdio>

@@ -11,7 +11,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 StepOutcome run(const Tokens& drafts, const Tokens& target, const EndRule& rule) {
-    return accept_prefix(drafts, target, rule);
+    return mark_accepted(drafts, target, rule);
 }
 
 EndRule left(int64_t tokens) {
@@ -20,39 +20,39 @@ EndRule left(int64_t tokens) {
     return rule;
 }
 
-TEST(AcceptPrefix, StopsAtTheFirstDraftThatIsNotTheTargetsOwn) {
+TEST(MarkAccepted, StopsAtTheFirstDraftThatIsNotTheTargetsOwn) {
     const StepOutcome outcome = run({5, 6, 9}, {5, 6, 7, 8}, left(100));
     EXPECT_EQ(outcome.accepted, 2);
     EXPECT_EQ(outcome.emitted, 3);  // 5 6 and the target's 7
     EXPECT_EQ(outcome.finish, FinishReason::none);
 }
 
-TEST(AcceptPrefix, AddsTheBonusTokenWhenAllDraftsHold) {
+TEST(MarkAccepted, AddsTheBonusTokenWhenAllDraftsHold) {
     const StepOutcome outcome = run({5, 6}, {5, 6, 7}, left(100));
     EXPECT_EQ(outcome.accepted, 2);
     EXPECT_EQ(outcome.emitted, 3);
 }
 
-TEST(AcceptPrefix, EmitsOneTokenWithoutDrafts) {
+TEST(MarkAccepted, EmitsOneTokenWithoutDrafts) {
     const StepOutcome outcome = run({}, {4}, left(100));
     EXPECT_EQ(outcome.accepted, 0);
     EXPECT_EQ(outcome.emitted, 1);
 }
 
-TEST(AcceptPrefix, LetsADraftSupplyTheLastTokenWithoutABonus) {
+TEST(MarkAccepted, LetsADraftSupplyTheLastTokenWithoutABonus) {
     const StepOutcome outcome = run({5, 6}, {5, 6, 7}, left(2));
     EXPECT_EQ(outcome.accepted, 2);
     EXPECT_EQ(outcome.emitted, 2);
     EXPECT_EQ(outcome.finish, FinishReason::length);
 }
 
-TEST(AcceptPrefix, NamesTheContextWhenThatIsWhatEndsTheRecord) {
+TEST(MarkAccepted, NamesTheContextWhenThatIsWhatEndsTheRecord) {
     EndRule rule = left(1);
     rule.context_bound = true;
     EXPECT_EQ(run({}, {4}, rule).finish, FinishReason::context);
 }
 
-TEST(AcceptPrefix, DoesNotCountDraftsBehindAnEndToken) {
+TEST(MarkAccepted, DoesNotCountDraftsBehindAnEndToken) {
     const Tokens eos = {6};
     EndRule rule = left(100);
     rule.eos = eos;
@@ -62,7 +62,7 @@ TEST(AcceptPrefix, DoesNotCountDraftsBehindAnEndToken) {
     EXPECT_EQ(outcome.finish, FinishReason::eos);
 }
 
-TEST(AcceptPrefix, EndsOnAStopTokenThatIsTheTargetsOwn) {
+TEST(MarkAccepted, EndsOnAStopTokenThatIsTheTargetsOwn) {
     const Tokens stop = {7};
     EndRule rule = left(100);
     rule.stop = stop;
@@ -72,7 +72,7 @@ TEST(AcceptPrefix, EndsOnAStopTokenThatIsTheTargetsOwn) {
     EXPECT_EQ(outcome.finish, FinishReason::stop);
 }
 
-TEST(AcceptPrefix, PrefersEosOverLengthForTheSameToken) {
+TEST(MarkAccepted, PrefersEosOverLengthForTheSameToken) {
     const Tokens eos = {4};
     EndRule rule = left(1);
     rule.eos = eos;

@@ -2,9 +2,9 @@
 // The step loop with drafts: whatever a drafter says, and whatever K, batch and order are, records
 // get the tokens of plain decoding. Drafters here follow scripts; the trained one has tests of its
 // own.
-#include "tests/runtime/mpi_main.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/model_case.h"
+#include "tests/support/mpi_main.h"
 #include "tests/support/watched_drafter.h"
 
 #include <gtest/gtest.h>

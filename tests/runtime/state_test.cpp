@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // State after drafting, rejecting and committing is the state of plain decoding, bit for bit: KDA
 // state and convolution inputs, latents, whole pools; and so are the logits of accepted rows.
-#include "tests/runtime/mpi_main.h"
 #include "tests/support/model_case.h"
+#include "tests/support/mpi_main.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 // Command lines in tests: parsed with all subcommands, or refused.
 #pragma once
 
-#include "jobs/options.h"
-#include "kernels/check.h"
+#include "jobs/options/options.h"
+#include "kernels/error.h"
 
 #include <gtest/gtest.h>
 

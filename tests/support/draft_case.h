@@ -3,7 +3,7 @@
 // other tensors.
 #pragma once
 
-#include "drafter/dflash2.h"
+#include "drafter/dflash2/dflash2.h"
 #include "tests/support/model_case.h"
 #include "tests/support/safetensors_writer.h"
 #include "tests/support/temp_folder.h"

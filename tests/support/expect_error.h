@@ -2,7 +2,7 @@
 // Runs something that must throw Error of one kind with all the given parts in its message.
 #pragma once
 
-#include "kernels/check.h"
+#include "kernels/error.h"
 
 #include <gtest/gtest.h>
 

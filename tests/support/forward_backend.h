@@ -150,9 +150,9 @@ class ForwardBackend : public Backend {
                       const Rows& rows) override {
         inner().block_tokens(tokens, anchor, path, rows);
     }
-    void accept_prefix(uint8_t* write, const int32_t* tokens, const int32_t* target,
+    void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                        const Rows& rows) override {
-        inner().accept_prefix(write, tokens, target, rows);
+        inner().mark_accepted(write, tokens, target, rows);
     }
     void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
                        int32_t count, int64_t part_bytes) override {

@@ -3,7 +3,7 @@
 // count.
 #pragma once
 
-#include "io/model_config.h"
+#include "io/checkpoint/model_config.h"
 
 namespace quadrille::test {
 

@@ -8,10 +8,10 @@
 //                                        are the golden ones up to the first gap between the two
 //                                        best logits that a GPU's tolerance may turn
 // Prints what differs; exit 1 if anything does.
-#include "io/generation_reader.h"
-#include "io/option_table.h"
-#include "io/prompt_writer.h"
-#include "io/schema.h"
+#include "io/h5/schema.h"
+#include "io/prompts/option_table.h"
+#include "io/prompts/prompt_writer.h"
+#include "io/results/generation_reader.h"
 #include "tests/support/golden.h"
 #include "tests/support/tolerance.h"
 

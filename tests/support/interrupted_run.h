@@ -2,9 +2,9 @@
 // Runs of a test that end before they are done, and what a whole one would have left.
 #pragma once
 
-#include "io/generation_reader.h"
-#include "io/result_writer.h"
-#include "io/schema.h"
+#include "io/h5/schema.h"
+#include "io/results/generation_reader.h"
+#include "io/results/result_writer.h"
 #include "tests/support/made_results.h"
 #include "tests/support/temp_folder.h"
 

@@ -3,12 +3,12 @@
 // communicator, with shortcuts for whole logits and greedy runs.
 #pragma once
 
-#include "io/model_config.h"
-#include "io/safetensors.h"
+#include "io/checkpoint/model_config.h"
+#include "io/checkpoint/safetensors.h"
 #include "kernels/backend.h"
-#include "runtime/comm.h"
 #include "runtime/engine.h"
-#include "runtime/target_model.h"
+#include "runtime/model/target_model.h"
+#include "runtime/ranks/comm.h"
 
 #include <gtest/gtest.h>
 

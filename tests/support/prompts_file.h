@@ -2,8 +2,8 @@
 // Prompts files made by tests, good and bad, and the reader that takes or refuses them.
 #pragma once
 
-#include "io/prompt_reader.h"
-#include "io/schema.h"
+#include "io/h5/schema.h"
+#include "io/prompts/prompt_reader.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 

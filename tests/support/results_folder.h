@@ -2,7 +2,7 @@
 // Results that a test writes to a folder of its own, and whether they came back.
 #pragma once
 
-#include "io/result_writer.h"
+#include "io/results/result_writer.h"
 #include "tests/support/made_results.h"
 #include "tests/support/temp_folder.h"
 

@@ -2,8 +2,8 @@
 // same_results A B…: whether generations files are equal in every dataset and attribute outside
 // /provenance. Prints the first difference of each; exit 1 if there is one. Of an equal file it
 // prints restarts and records_computed.
-#include "io/h5.h"
-#include "kernels/check.h"
+#include "io/h5/h5.h"
+#include "kernels/error.h"
 
 #include <fmt/format.h>
 

@@ -16,11 +16,11 @@ LAYERS = ["kernels", "io", "runtime", "drafter", "jobs"]  # each may use those b
 
 # Foreign header -> where it may be included (full-match patterns of paths).
 FOREIGN = {
-    "mpi.h": [r"runtime/mpi\.(h|cpp)", r"runtime/comm_mpi\.cpp", r"tests/support/\w*main\w*\.cpp",
+    "mpi.h": [r"runtime/ranks/mpi\.(h|cpp)", r"runtime/ranks/comm_mpi\.cpp", r"tests/support/\w*main\w*\.cpp",
               r"tests/support/failing_rank\.c"],
-    "nccl.h": [r"runtime/comm_nccl\.cpp"],
-    "hdf5.h": [r"io/h5\w*\.(h|cpp)", r"tests/support/golden\.cpp"],
-    "cuda_runtime.h": [r"kernels/cuda/.*", r"runtime/comm_nccl\.cpp"],
+    "nccl.h": [r"runtime/ranks/comm_nccl\.cpp"],
+    "hdf5.h": [r"io/h5/h5\w*\.(h|cpp)", r"tests/support/golden\.cpp"],
+    "cuda_runtime.h": [r"kernels/cuda/.*", r"runtime/ranks/comm_nccl\.cpp"],
 }
 LONGEST = 400  # lines
 LONGER = {  # files that are not split, and how long they may be
@@ -28,20 +28,20 @@ LONGER = {  # files that are not split, and how long they may be
 }
 # Kernels that do something else before they wait for those launched before them.
 WAIT_LATER = {
-    "kernels/cuda/exl3_large.cuh": ["exl3_large_kernel"],
-    "kernels/cuda/exl3_large_end.cu": ["exl3_large_end_kernel"],
-    "kernels/cuda/exl3_product.cuh": ["exl3_product_kernel"],
+    "kernels/cuda/exl3/exl3_large.cuh": ["exl3_large_kernel"],
+    "kernels/cuda/exl3/exl3_large_end.cu": ["exl3_large_end_kernel"],
+    "kernels/cuda/exl3/exl3_product.cuh": ["exl3_product_kernel"],
     "kernels/cuda/hyper.cu": ["gates_kernel"],
-    "kernels/cuda/mla_project.cu": ["project_kernel"],
-    "kernels/cuda/mla_project_plain.cu": ["absorb_kernel", "expand_kernel"],
-    "kernels/cuda/moe.cu": ["combine_kernel"],
-    "kernels/cuda/native_stream.cu": ["native_stream_kernel"],
-    "kernels/cuda/native_tiled.cu": ["native_tiled_kernel"],
-    "kernels/cuda/rotate.cu": ["rotate_few_kernel", "rotate_kernel"],
+    "kernels/cuda/mla/mla_project.cu": ["project_kernel"],
+    "kernels/cuda/mla/mla_project_plain.cu": ["absorb_kernel", "expand_kernel"],
+    "kernels/cuda/moe/moe.cu": ["combine_kernel"],
+    "kernels/cuda/native/native_stream.cu": ["native_stream_kernel"],
+    "kernels/cuda/native/native_tiled.cu": ["native_tiled_kernel"],
+    "kernels/cuda/exl3/exl3_rotate.cu": ["rotate_few_kernel", "rotate_kernel"],
     "kernels/cuda/rows.cu": ["rms_norm_kernel"],
-    "kernels/cuda/router.cu": ["route_few_kernel"],
+    "kernels/cuda/moe/router.cu": ["route_few_kernel"],
 }
-NEVER_WAIT = ["kernels/cuda/ruler.cu"]  # plain launches, timed one by one
+NEVER_WAIT = ["kernels/cuda/machine_rates.cu"]  # plain launches, timed one by one
 WAIT = "wait_for_earlier_kernels()"
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
@@ -61,7 +61,7 @@ def foreign_headers(files):
         if not path.endswith(CODE):
             continue
         for line, quote, name in included(text):
-            if quote == '"' and name in files:  # runtime/mpi.h is ours
+            if quote == '"' and name in files:  # runtime/ranks/mpi.h is ours
                 continue
             allowed = FOREIGN.get(os.path.basename(name) if "/" in name else name)
             if allowed and not any(re.fullmatch(p, path) for p in allowed):
@@ -91,7 +91,7 @@ def includes_from_root(files):
 def backends_are_private(files):
     """Above kernels/ compute is reached through kernels/backend.h only."""
     for path, text in files.items():
-        if top(path) in ("kernels", "tests") or path == "runtime/comm_nccl.cpp":
+        if top(path) in ("kernels", "tests") or path == "runtime/ranks/comm_nccl.cpp":
             continue
         for line, _, name in included(text):
             if name.startswith(("kernels/cpu/", "kernels/cuda/", "kernels/check/")):

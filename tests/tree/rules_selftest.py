@@ -14,11 +14,11 @@ CLEAN = {
     "kernels/cpu/gemm.cpp": SPDX + '#include "kernels/view.h"\n#include <vector>\n',
     "kernels/cuda/copy.cu": SPDX + "template <int kBits>\n__global__ void __launch_bounds__(warps(kBits) * 32)\n"
                             "    copy_kernel(View<float> out) {\n    // first\n    wait_for_earlier_kernels();\n}\n",
-    "kernels/cuda/ruler.cu": SPDX + "__global__ void read_kernel(const float* from) { *from; }\n",
+    "kernels/cuda/machine_rates.cu": SPDX + "__global__ void read_kernel(const float* from) { *from; }\n",
     "kernels/cuda/hyper.cu": SPDX + "__global__ void gates_kernel() { if (early()) wait_for_earlier_kernels(); }\n",
-    "io/h5.cpp": SPDX + '#include <hdf5.h>\n',
-    "runtime/mpi.cpp": SPDX + '#include "kernels/view.h"\n#include <mpi.h>\n',
-    "runtime/comm_nccl.cpp": SPDX + "#include <nccl.h>\n#include <cuda_runtime.h>\n",
+    "io/h5/h5.cpp": SPDX + '#include <hdf5.h>\n',
+    "runtime/ranks/mpi.cpp": SPDX + '#include "kernels/view.h"\n#include <mpi.h>\n',
+    "runtime/ranks/comm_nccl.cpp": SPDX + "#include <nccl.h>\n#include <cuda_runtime.h>\n",
     "tests/kernels/view_test.cpp": SPDX + '#include "kernels/view.h"\n',
     "io/just.cpp": SPDX + "int x;\n" * 399,
     "tools/run.sh": "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\nls /usr/local ../shared\n",
@@ -26,9 +26,9 @@ CLEAN = {
 PLANTS = [  # rule, path, text
     ("foreign_headers", "runtime/engine.cpp", SPDX + "#include <mpi.h>\n"),
     ("foreign_headers", "tests/io/x_test.cpp", SPDX + "#  include <hdf5.h>\n"),
-    ("foreign_headers", "runtime/comm_self.cpp", SPDX + '#include <nccl.h>\n'),
+    ("foreign_headers", "runtime/ranks/comm_self.cpp", SPDX + '#include <nccl.h>\n'),
     ("foreign_headers", "kernels/cpu/add.cpp", SPDX + "#include <cuda_runtime.h>\n"),
-    ("no_upward_include", "kernels/up.cpp", SPDX + '#include "io/h5.cpp"\n'),
+    ("no_upward_include", "kernels/up.cpp", SPDX + '#include "io/h5/h5.cpp"\n'),
     ("no_upward_include", "runtime/up.cpp", SPDX + '#include "tests/kernels/view_test.cpp"\n'),
     ("includes_from_root", "kernels/near.cpp", SPDX + '#include "view.h"\n'),
     ("backends_are_private", "jobs/peek.cpp", SPDX + '#include "kernels/cpu/gemm.cpp"\n'),
@@ -62,7 +62,7 @@ def main():
         points.append((f"{name} sees {path}", len(found[name]) == 1 and path in found[name][0]))
     # Through files and the command line: what a walk reads is what the rules judge.
     with tempfile.TemporaryDirectory() as root:
-        for path, text in {**CLEAN, "io/up.cpp": SPDX + '#include "runtime/mpi.cpp"\n'}.items():
+        for path, text in {**CLEAN, "io/up.cpp": SPDX + '#include "runtime/ranks/mpi.cpp"\n'}.items():
             os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
             with open(os.path.join(root, path), "w", encoding="utf-8") as f:
                 f.write(text)

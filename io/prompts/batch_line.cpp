@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpenAI's names, and those that vLLM and others added for the same options, to ours.
+#include "io/prompts/batch_line.h"
+
+#include "io/prompts/prompt_fields.h"
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+
+namespace quadrille {
+
+namespace {
+
+using nlohmann::json;
+
+// Same name, or another that means the same.
+constexpr std::pair<const char*, const char*> kOptions[] = {
+    {"temperature", "temperature"},
+    {"top_p", "top_p"},
+    {"top_k", "top_k"},
+    {"min_p", "min_p"},
+    {"seed", "seed"},
+    {"repetition_penalty", "repetition_penalty"},
+    {"ignore_eos", "ignore_eos"},
+};
+
+// Fields that may say nothing but this (or null): nothing else can be honoured.
+const std::pair<const char*, json> kOnly[] = {
+    {"n", 1},
+    {"best_of", 1},
+    {"stream", false},
+    {"echo", false},
+    {"suffix", ""},
+    {"presence_penalty", 0.0},
+    {"frequency_penalty", 0.0},
+    {"logit_bias", json::object()},
+    {"response_format", {{"type", "text"}}},
+    {"modalities", {"text"}},
+    {"functions", json::array()},
+    {"prompt_logprobs", 0},
+};
+
+// Read elsewhere, or without influence on what is generated.
+constexpr std::array<std::string_view, 16> kOthers = {
+    "model",        "prompt",         "max_tokens",     "max_completion_tokens",
+    "stop",         "stop_token_ids", "logprobs",       "top_logprobs",
+    "tool_choice",  "user",           "metadata",       "parallel_tool_calls",
+    "service_tier", "store",          "stream_options", "safety_identifier"};
+
+bool is_known(const std::string& key) {
+    const auto named = [&](const auto& pair) { return key == pair.first; };
+    return is_chat_key(key) || std::ranges::any_of(kOptions, named) ||
+           std::ranges::any_of(kOnly, named) || std::ranges::find(kOthers, key) != kOthers.end();
+}
+
+void read_prompt(const JsonObject& body, PromptRecord& record) {
+    const json& prompt = body.at("prompt", "a string or a list of token ids");
+    if (prompt.is_string()) {
+        record.prompt = read_text(body, "prompt");
+        return;
+    }
+    if (!prompt.is_array() || prompt.empty())
+        body.fail("prompt", "a string or a list of token ids");
+    record.prompt = read_tokens(body, "prompt");
+}
+
+// Tools are offered unless the request says "none"; it cannot be made to call one.
+bool rank_candidates_tools(const JsonObject& body) {
+    const json* choice = body.find("tool_choice");
+    if (!choice || *choice == "auto") return true;
+    if (*choice != "none") body.fail("tool_choice", "\"auto\" or \"none\"");
+    return false;
+}
+
+void read_length(const JsonObject& body, PromptRecord& record) {
+    const bool both = body.has("max_tokens") && body.has("max_completion_tokens");
+    if (both && *body.find("max_tokens") != *body.find("max_completion_tokens")) {
+        body.fail("max_tokens", fmt::format("{} (max_completion_tokens)",
+                                            shown(*body.find("max_completion_tokens"))));
+    }
+    read_option(body, body.has("max_tokens") ? "max_tokens" : "max_completion_tokens",
+                "max_new_tokens", record);
+}
+
+// Chat: logprobs is a switch and top_logprobs their number. Completions: logprobs is the number.
+void read_logprobs(const JsonObject& body, bool chat, PromptRecord& record) {
+    if (!chat) {
+        if (const json* value = body.find("logprobs"); value && *value == false) return;
+        read_option(body, "logprobs", "logprobs", record);
+        return;
+    }
+    const bool wanted = body.has("logprobs") && body.boolean("logprobs");
+    if (body.has("top_logprobs")) {
+        if (!wanted && *body.find("top_logprobs") != 0) {
+            body.fail("logprobs", "true, as top_logprobs is given");
+        }
+        if (wanted) read_option(body, "top_logprobs", "logprobs", record);
+    } else if (wanted) {
+        record.ints[options::kLogprobs] = 0;  // the chosen token's alone
+    }
+}
+
+}  // namespace
+
+bool is_batch_line(const JsonObject& line) {
+    return line.has("custom_id") && line.has("body");
+}
+
+void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord& record,
+                     std::map<std::string, int64_t>& unknown_keys) {
+    record.id = read_text(line, "custom_id");
+    if (line.has("method") && line.string("method") != "POST") line.fail("method", "\"POST\"");
+    const JsonObject body = line.object("body");
+    bool chat = body.has("messages");
+    if (line.has("url")) {
+        const std::string url = line.string("url");
+        if (url != "/v1/chat/completions" && url != "/v1/completions") {
+            line.fail("url", "/v1/chat/completions or /v1/completions");
+        }
+        chat = url == "/v1/chat/completions";
+    }
+    for (const auto& [key, value] : kOnly) {
+        const json* found = body.find(key);
+        if (found && *found != value) body.fail(key, shown(value) + " (no other is supported)");
+    }
+    if (chat) {
+        body.at("messages", "a list of messages");
+        record.prompt = read_chat(body, text, "body", rank_candidates_tools(body));
+    } else {
+        read_prompt(body, record);
+    }
+    for (const auto& [theirs, ours] : kOptions) read_option(body, theirs, ours, record);
+    read_length(body, record);
+    read_logprobs(body, chat, record);
+    if (body.has("stop")) record.stop_text = read_texts(body, "stop");
+    if (body.has("stop_token_ids")) record.stop_tokens = read_tokens(body, "stop_token_ids");
+    for (const auto& item : body.value().items()) {
+        if (!is_known(item.key())) ++unknown_keys["body." + item.key()];
+    }
+}
+
+}  // namespace quadrille

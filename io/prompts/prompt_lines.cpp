@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lines in our own names; those of OpenAI batch files: io/prompts/batch_line.h.
+#include "io/prompts/prompt_lines.h"
+
+#include "io/prompts/batch_line.h"
+#include "io/prompts/prompt_fields.h"
+#include "io/text/json.h"
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cctype>
+
+namespace quadrille {
+
+namespace {
+
+using nlohmann::json;
+
+// The one of text, tokens and messages that is there.
+void read_prompt(const JsonObject& object, std::string_view line, PromptRecord& record) {
+    std::vector<std::string> given;
+    for (const char* form : {"text", "tokens", "messages"}) {
+        if (object.has(form)) given.push_back(form);
+    }
+    if (given.size() != 1) {
+        throw Error(
+            ErrorKind::input,
+            fmt::format("{}: expected one of text, tokens and messages, found {}", object.place(),
+                        given.empty() ? "none" : fmt::format("{}", fmt::join(given, ", "))));
+    }
+    if (given[0] == "text") {
+        record.prompt = read_text(object, "text");
+    } else if (given[0] == "messages") {
+        record.prompt = read_chat(object, line, "", true);
+    } else {
+        auto tokens = read_tokens(object, "tokens");
+        if (tokens.empty()) object.fail("tokens", "at least one token");
+        record.prompt = std::move(tokens);
+    }
+}
+
+void read_id(const JsonObject& object, PromptRecord& record) {
+    const json* id = object.find("id");
+    if (!id) return;
+    if (id->is_string()) {
+        record.id = read_text(object, "id");
+    } else if (id->is_number_integer()) {
+        record.id = object.integer("id", INT64_MIN, INT64_MAX);
+    } else {
+        object.fail("id", "an integer or a string");
+    }
+}
+
+void read_stops(const JsonObject& object, PromptRecord& record) {
+    if (const json* value = object.find(options::kStopTokens)) {
+        if (value->is_array()) {
+            record.stop_tokens = read_tokens(object, options::kStopTokens);
+        } else {
+            record.stop_tokens = {
+                static_cast<int32_t>(object.integer(options::kStopTokens, 0, options::kMaxToken))};
+        }
+    }
+    if (object.has(options::kStopText)) {
+        record.stop_text = read_texts(object, options::kStopText);
+    }
+}
+
+// An object in our own names. Keys that only a conversation has mean nothing without one.
+void read_plain_line(const JsonObject& object, std::string_view line, PromptRecord& record,
+                     std::map<std::string, int64_t>& unknown_keys) {
+    read_prompt(object, line, record);
+    read_id(object, record);
+    for (const auto& option : options::kInts) {
+        read_option(object, option.name, option.name, record);
+    }
+    for (const auto& option : options::kFloats) {
+        read_option(object, option.name, option.name, record);
+    }
+    read_stops(object, record);
+    const bool chat = object.has("messages");
+    for (const auto& item : object.value().items()) {
+        const auto named = [&](const auto& option) { return item.key() == option.name; };
+        const bool known = item.key() == "id" || item.key() == "text" || item.key() == "tokens" ||
+                           item.key() == options::kStopTokens || item.key() == options::kStopText ||
+                           std::ranges::any_of(options::kInts, named) ||
+                           std::ranges::any_of(options::kFloats, named) ||
+                           (chat && is_chat_key(item.key()));
+        if (!known) ++unknown_keys[item.key()];
+    }
+}
+
+}  // namespace
+
+LineFormat line_format_of(const std::filesystem::path& file) {
+    std::string suffix = file.extension().string();
+    std::ranges::transform(suffix, suffix.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return suffix == ".jsonl" || suffix == ".ndjson" ? LineFormat::jsonl : LineFormat::text;
+}
+
+PromptLines::PromptLines(const std::filesystem::path& file, LineFormat format)
+    : lines_(file), format_(format) {}
+
+bool PromptLines::next(PromptRecord& record) {
+    while (lines_.next()) {
+        record = {};
+        if (lines_.line().find_first_not_of(" \t") == std::string_view::npos) {
+            ++blank_lines_;
+        } else if (format_ == LineFormat::jsonl) {
+            read_object(record);
+            return true;
+        } else {
+            const std::string_view text = lines_.line();
+            if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+                throw Error(ErrorKind::input,
+                            fmt::format("{}: expected text, found NUL at offset {}", place(), nul));
+            }
+            record.prompt = std::string(text);
+            return true;
+        }
+    }
+    return false;
+}
+
+void PromptLines::read_object(PromptRecord& record) {
+    const json line = parse_json(lines_.line(), place());
+    const JsonObject object(line, place());
+    if (is_batch_line(object)) {
+        read_batch_line(object, lines_.line(), record, unknown_keys_);
+    } else {
+        read_plain_line(object, lines_.line(), record, unknown_keys_);
+    }
+}
+
+}  // namespace quadrille

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/results/result_files.h"
+
+#include "io/files.h"
+#include "io/h5/schema.h"
+#include "io/h5/seal.h"
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+namespace quadrille {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Why `out` is no result of ours; nothing: it is one.
+std::optional<std::string> not_a_result(const fs::path& out) {
+    try {
+        const h5::File file = h5::File::open(out);
+        std::vector<std::string> notices;
+        const std::string kind = schema::kind_of(file, notices);
+        if (kind == schema::kGenerations) return std::nullopt;
+        return fmt::format("it is a file of kind '{}'", kind);
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+bool is_complete(const fs::path& out) {
+    return h5::File::open(out).attribute(schema::kCompleteAttribute) == h5::Value(int64_t{1});
+}
+
+int64_t part_number(const fs::path& part) {
+    const std::string stem = part.stem().string();
+    int64_t number = 0;
+    for (size_t i = stem.rfind('-') + 1; i < stem.size(); ++i) {
+        if (stem[i] < '0' || stem[i] > '9' || number > 1'000'000'000) return -1;
+        number = number * 10 + (stem[i] - '0');
+    }
+    return number;
+}
+
+std::string part_prefix(int group) {
+    return fmt::format("part-{}-", group);
+}
+
+}  // namespace
+
+fs::path parts_folder(const fs::path& out) {
+    fs::path folder = out;
+    folder += ".parts";
+    return folder;
+}
+
+std::vector<fs::path> list_parts(const fs::path& folder) {
+    std::vector<fs::path> parts;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (name.starts_with("part-") && name.ends_with(".h5")) parts.push_back(entry->path());
+    }
+    if (error)
+        throw Error(ErrorKind::io,
+                    fmt::format("cannot list the folder {}: {}", folder.string(), error.message()));
+    std::sort(parts.begin(), parts.end());
+    return parts;
+}
+
+fs::path part_path(const fs::path& folder, int group, int64_t number) {
+    return folder / fmt::format("{}{:06}.h5", part_prefix(group), number);
+}
+
+void check_output(const fs::path& out, bool overwrite) {
+    if (!out.has_filename())
+        throw Error(ErrorKind::usage, fmt::format("--out '{}' names no file", out.string()));
+    const fs::path folder = folder_of(out);
+    std::error_code error;
+    const bool is_folder = fs::is_directory(folder, error);
+    if (!is_folder || ::access(folder.c_str(), W_OK | X_OK) != 0)
+        throw Error(ErrorKind::io, fmt::format("cannot write in the folder {}: {}", folder.string(),
+                                               error       ? error.message()
+                                               : is_folder ? system_reason(errno)
+                                                           : system_reason(ENOTDIR)));
+    const fs::file_status status = fs::status(out, error);
+    if (fs::exists(status)) {
+        if (fs::is_directory(status))
+            throw Error(ErrorKind::usage, out.string() + " is a folder, expected a file name");
+        if (const auto reason = not_a_result(out))
+            throw Error(ErrorKind::usage,
+                        fmt::format("{} exists and is no result of this program, it is left as it "
+                                    "is: {}",
+                                    out.string(), *reason));
+        if (!overwrite)
+            throw Error(ErrorKind::usage,
+                        fmt::format("{} exists{}: choose another name or --output-exists overwrite",
+                                    out.string(), is_complete(out) ? "" : " (incomplete)"));
+    }
+}
+
+PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std::string run,
+                       std::function<void()> before_commit)
+    : folder_(std::move(folder)),
+      group_(group),
+      layout_(std::move(layout)),
+      run_(std::move(run)),
+      before_commit_(std::move(before_commit)) {
+    for (const fs::path& part : list_parts(folder_))
+        if (part.filename().string().starts_with(part_prefix(group_)))
+            next_part_ = std::max(next_part_, part_number(part) + 1);
+    first_part_ = next_part_;
+}
+
+void PartWriter::add(Generation generation) {
+    const std::string violation = find_violation(generation, layout_.k);
+    if (!violation.empty())
+        throw Error(ErrorKind::internal, fmt::format("statistics of record {} disagree: {}",
+                                                     generation.prompt_index, violation));
+    if (held_.empty()) oldest_ = Clock::now();
+    held_tokens_ += std::ssize(generation.tokens);
+    held_.push_back(std::move(generation));
+    if (std::ssize(held_) >= kRecords || held_tokens_ >= kTokens)
+        commit();
+    else
+        commit_if_old();
+}
+
+void PartWriter::commit_if_old() {
+    if (!held_.empty() && Clock::now() - oldest_ >= kAge) commit();
+}
+
+void PartWriter::commit() {
+    if (held_.empty()) return;
+    std::vector<int64_t> offsets = {0};
+    std::vector<int64_t> trace_offsets = {0};
+    for (const Generation& generation : held_) {
+        offsets.push_back(offsets.back() + std::ssize(generation.tokens));
+        trace_offsets.push_back(trace_offsets.back() + std::ssize(generation.acceptance.trace));
+    }
+    const fs::path part = part_path(folder_, group_, next_part_);
+    fs::path unfinished = part;
+    unfinished += ".tmp";
+    h5::File file = h5::File::create(unfinished);
+    schema::stamp(file, schema::kPart);
+    file.set_attribute(schema::kRunAttribute, run_);
+    {
+        GenerationTable table(file, layout_, std::move(offsets), std::move(trace_offsets));
+        table.write(0, held_);
+        file.set_attribute(schema::kCompleteAttribute, int64_t{1});
+        file.flush();
+    }
+    file.close();
+    seal_file(unfinished);
+    if (before_commit_) before_commit_();
+    rename_durably(unfinished, part);
+    ++next_part_;
+    held_tokens_ = 0;
+    held_.clear();
+}
+
+}  // namespace quadrille

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/results/run_folder.h"
+
+#include "io/digest.h"
+#include "io/files.h"
+#include "io/h5/schema.h"
+#include "io/h5/seal.h"
+#include "io/results/result_files.h"
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <system_error>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRunFile = "run.h5";
+
+void write_run(const fs::path& path, const h5::Attributes& fingerprint) {
+    fs::path unfinished = path;
+    unfinished += ".tmp";
+    h5::File file = h5::File::create(unfinished);
+    schema::stamp(file, schema::kRun);
+    file.create_group("fingerprint").set_attributes(fingerprint);
+    file.close();
+    seal_file(unfinished);
+    rename_durably(unfinished, path);
+}
+
+h5::Attributes read_run(const fs::path& path) {
+    if (!seal_holds(path))
+        throw Error(ErrorKind::input,
+                    fmt::format("{}: truncated or damaged, so nobody can tell of which run the "
+                                "parts beside it are: choose another name, or remove the folder",
+                                path.string()));
+    const h5::File file = h5::File::open(path);
+    std::vector<std::string> notices;
+    schema::expect_kind(file, schema::kRun, notices);
+    return file.group("fingerprint").attributes();
+}
+
+// "k was 2, is 3; seed was 0, is 7"
+std::string difference(const h5::Attributes& then, const h5::Attributes& now) {
+    std::set<std::string> names;
+    for (const auto& [name, value] : then) names.insert(name);
+    for (const auto& [name, value] : now) names.insert(name);
+    const auto shown = [](const h5::Attributes& fields, const std::string& name) {
+        const auto found = fields.find(name);
+        if (found == fields.end()) return std::string("unknown");
+        const std::string text = h5::describe(found->second);
+        return text.empty() ? std::string("none") : text;
+    };
+    std::string text;
+    for (const std::string& name : names) {
+        const auto before = then.find(name);
+        const auto after = now.find(name);
+        if (before != then.end() && after != now.end() && before->second == after->second) continue;
+        text += fmt::format("{}{} was {}, is {}", text.empty() ? "" : "; ", name, shown(then, name),
+                            shown(now, name));
+    }
+    return text;
+}
+
+bool is_unfinished(const std::string& name) {
+    return name.ends_with(".h5.tmp") && (name.starts_with("part-") || name.starts_with(kRunFile));
+}
+
+// Whether a run made this file; one that was set aside no longer counts.
+bool is_ours(const fs::path& path) {
+    const std::string name = path.filename().string();
+    return is_unfinished(name) || name == kRunFile || RunLock::is_lock(name) ||
+           (name.starts_with("part-") && name.ends_with(".h5"));
+}
+
+std::vector<fs::path> entries(const fs::path& folder) {
+    std::vector<fs::path> paths;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error))
+        paths.push_back(entry->path());
+    return paths;
+}
+
+// What a run that has ended calls its folder while it removes it.
+fs::path done_folder(const fs::path& folder) {
+    fs::path done = folder;
+    done += ".done";
+    return done;
+}
+
+// Parts first: a folder without parts is nobody's.
+void remove_files(const fs::path& folder) {
+    std::error_code ignored;
+    std::vector<fs::path> files = entries(folder);
+    std::ranges::partition(
+        files, [](const fs::path& file) { return file.filename().string().starts_with("part-"); });
+    for (const fs::path& file : files)
+        if (is_ours(file)) fs::remove(file, ignored);
+    fs::remove(folder, ignored);  // fails where something else is in it
+}
+
+}  // namespace
+
+std::string run_name(const h5::Attributes& fingerprint) {
+    Digest digest;
+    for (const auto& [name, value] : fingerprint) {
+        digest.add(name);
+        digest.add(h5::describe(value));
+    }
+    return digest.hex();
+}
+
+void check_run(const fs::path& folder, const h5::Attributes& fingerprint) {
+    std::error_code error;
+    if (!fs::is_directory(folder, error) || list_parts(folder).empty()) return;
+    if (!fs::exists(folder / kRunFile, error))
+        throw Error(ErrorKind::usage,
+                    fmt::format("{} holds parts of an unknown run ({} is missing): choose another "
+                                "name, or remove the folder",
+                                folder.string(), kRunFile));
+    const std::string changed = difference(read_run(folder / kRunFile), fingerprint);
+    if (changed.empty()) return;
+    throw Error(ErrorKind::usage,
+                fmt::format("{} holds parts of a run with other settings ({}): go on with those, "
+                            "choose another name, or remove the folder",
+                            folder.string(), changed));
+}
+
+RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, Locking locking)
+    : path_(folder), run_(run_name(fingerprint)), lock_(folder, locking) {
+    try {
+        by_groups_before_ = RunLock::settle_groups(path_, locking);
+    } catch (...) {  // what is there is still another's
+        lock_.withdraw();
+        throw;
+    }
+    try {
+        check_run(path_, fingerprint);
+        remove_unfinished();
+        remove_files(done_folder(path_));
+        if (list_parts(path_).empty()) write_run(path_ / kRunFile, fingerprint);
+    } catch (...) {
+        tidy();
+        throw;
+    }
+}
+
+RunFolder::~RunFolder() {
+    if (!removed_) tidy();
+}
+
+void RunFolder::tidy() noexcept {
+    try {
+        // Parts that another host has just committed may not be listed here yet.
+        if (by_groups_ > 0) return;
+        if (list_parts(path_).empty())
+            remove();
+        else if (lock_.computed_now() == 0)
+            lock_.withdraw();
+    } catch (const std::exception&) {
+        // The folder is gone or cannot be read: there is nothing left to tidy.
+    }
+}
+
+fs::path RunFolder::set_aside(const fs::path& part) {
+    fs::path aside = part;
+    aside += ".bad";
+    std::error_code error;
+    for (int number = 2; fs::exists(fs::symlink_status(aside, error)); ++number) {
+        aside = part;
+        aside += fmt::format(".bad-{}", number);
+    }
+    rename_durably(part, aside);
+    return aside;
+}
+
+void RunFolder::remove_unfinished() const {
+    std::error_code ignored;
+    for (const fs::path& path : entries(path_))
+        if (is_unfinished(path.filename().string())) fs::remove(path, ignored);
+}
+
+// The folder loses its name first: should this be interrupted, nobody takes the rest for a run.
+void RunFolder::remove() {
+    const fs::path done = done_folder(path_);
+    remove_files(done);
+    std::error_code error = std::make_error_code(std::errc::directory_not_empty);
+    if (std::ranges::all_of(entries(path_), is_ours)) fs::rename(path_, done, error);
+    // A network file system keeps a file that is open, and with it the folder.
+    if (!error) lock_.release();
+    remove_files(error ? path_ : done);
+    removed_ = true;
+}
+
+}  // namespace quadrille

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// OUT.parts, the folder of a run that has not ended: claimed by one process, taken up again by a
+// later start of the same run (told by the fingerprint in run.h5), removed when the result is in
+// place. Only files that a run makes are ever removed.
+#pragma once
+
+#include "io/h5/h5.h"
+#include "io/results/run_lock.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace quadrille {
+
+// Error{usage} with the differing fields, where the folder holds parts of a run with another
+// fingerprint, or of none; Error{input} where run.h5 is damaged or newer than this program. A
+// folder without parts passes. Writes nothing.
+void check_run(const std::filesystem::path& folder, const h5::Attributes& fingerprint);
+
+// Names the run in its parts.
+std::string run_name(const h5::Attributes& fingerprint);
+
+class RunFolder {
+  public:
+    // Error: RunLock, check_run; Error{io} where it cannot be written.
+    RunFolder(const std::filesystem::path& folder, const h5::Attributes& fingerprint,
+              Locking locking);
+    // Removes the folder if it holds no part; forgets a start that has computed nothing.
+    ~RunFolder();
+    RunFolder(const RunFolder&) = delete;
+    RunFolder& operator=(const RunFolder&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+    const std::string& run() const { return run_; }  // names the run in its parts
+    RunLock& lock() { return lock_; }
+    int64_t restarts() const { return lock_.restarts(); }
+    // Records computed by all starts and all groups of ranks.
+    int64_t computed() const { return lock_.computed() + by_groups_before_ + by_groups_; }
+    // Records that other groups have computed in this start, and have committed.
+    void add_computed(int64_t records) { by_groups_ += records; }
+
+    // Renames a part that cannot be used to PART.bad, or PART.bad-2 …; returns the new path.
+    static std::filesystem::path set_aside(const std::filesystem::path& part);
+    // The result is in place, or nothing was computed: removes the files of the run and, if nothing
+    // else is in it, the folder.
+    void remove();
+
+  private:
+    void remove_unfinished() const;
+    void tidy() noexcept;
+
+    std::filesystem::path path_;
+    std::string run_;
+    RunLock lock_;
+    int64_t by_groups_before_ = 0;
+    int64_t by_groups_ = 0;
+    bool removed_ = false;
+};
+
+}  // namespace quadrille

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// Start-up in agreed phases as in generate, then for every configuration a warm-up and the measured
+// repeats, each on an engine of its own over the same model and drafter.
+#include "jobs/bench/bench.h"
+
+#include "drafter/dflash2/step_work.h"
+#include "io/text/tokenizer.h"
+#include "jobs/bench/bench_floor.h"
+#include "jobs/bench/bench_report.h"
+#include "jobs/bench/machine_rates.h"
+#include "jobs/bench/timed_comm.h"
+#include "jobs/common/backend_choice.h"
+#include "jobs/common/job_models.h"
+#include "jobs/common/provenance.h"
+#include "jobs/prompts/prompt_files.h"
+#include "jobs/prompts/record_source.h"
+#include "kernels/backend.h"
+#include "runtime/engine.h"
+#include "runtime/log.h"
+#include "runtime/ranks/agree.h"
+#include "runtime/ranks/fatal.h"
+#include "runtime/ranks/groups.h"
+#include "runtime/ranks/position.h"
+#include "runtime/ranks/record_block.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+namespace quadrille {
+
+namespace {
+
+// What every rank must know and only the leader can find out.
+struct BenchShape {
+    int64_t capacity = 0;
+    int64_t known_tokens = 0;
+};
+
+// The passes of one run, sorted by what they did.
+struct Measured {
+    BenchRun run;
+    std::vector<int64_t> passes_by_records;  // decode passes of b records, by b
+    CollectiveCounts prefill, decode;
+};
+
+class BenchJob {
+  public:
+    BenchJob(const BenchOptions& options, MpiSession& session);
+    int run();
+
+  private:
+    bool leads() const { return host_.rank() == 0; }
+    void read_checkpoint();
+    void read_prompts();
+    void check_outputs() const;
+    void load_model();
+    void set_up_floor();
+    int64_t most_records() const { return std::ranges::max(options_.concurrency); }
+    int32_t most_drafts() const { return static_cast<int32_t>(std::ranges::max(options_.k)); }
+
+    Engine& engine_of(int32_t k);
+    void warm_up(int32_t k, int64_t concurrency);
+    Measured measure_once(int32_t k, int64_t concurrency);
+    BenchRun measure(int32_t k, int64_t concurrency);
+    void add_floor(Measured& measured);
+    BenchReport report() const;
+    void publish(const BenchReport& report) const;
+
+    const BenchOptions& options_;
+    MpiSession& session_;
+    Communicator& host_;
+    Log log_;
+    Position position_;
+    BackendChoice device_;
+    std::optional<TimedComm> comm_;  // of the model
+    std::optional<JobModels> models_;
+    std::vector<Prompt> prompts_;
+    BenchShape shape_;
+    std::map<int32_t, Engine> engines_;  // by K: recorded steps live as long as their engine
+    // Of a decode pass, by the bucket of its records: replayed collectives are not counted.
+    std::map<std::pair<int32_t, int32_t>, CollectiveCounts> pass_collectives_;
+    StepModel step_model_;
+    MachineRates rates_;
+    std::optional<CollectiveTimes> collectives_;
+    std::vector<BenchRun> runs_;
+};
+
+BenchJob::BenchJob(const BenchOptions& options, MpiSession& session)
+    : options_(options), session_(session), host_(session.world()), log_(session.rank() == 0) {
+    agree(host_, "ranks", [&] {
+        const Placement placement =
+            place_ranks(session.hosts(), options.tp)[static_cast<size_t>(session.rank())];
+        if (placement.groups > 1) {
+            throw Error(ErrorKind::usage,
+                        fmt::format("--tp {}: {} ranks would form {} groups; bench measures one",
+                                    options.tp, session.size(), placement.groups));
+        }
+    });
+    device_ = choose_backend(options.backend, options.comm, session, host_, log_);
+    comm_.emplace(device_.comm(host_));
+    agree(host_, "checkpoint", [&] { read_checkpoint(); });
+    agree(host_, "files", [&] {
+        if (!leads()) return;
+        read_prompts();
+        check_outputs();
+    });
+    host_.broadcast_host(&shape_, sizeof shape_, 0);
+    prompts_ = broadcast_records(host_, 0, std::move(prompts_));
+    agree(host_, "weights", [&] { load_model(); });
+    agree(host_, "floor", [&] { set_up_floor(); });
+}
+
+void BenchJob::read_checkpoint() {
+    models_.emplace(ModelChoice{.target = options_.target,
+                                .draft = options_.draft,
+                                .placement = options_.draft_placement,
+                                .k = most_drafts()},
+                    host_.size(), host_.rank());
+}
+
+void BenchJob::read_prompts() {
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (has_tokenizer(options_.target) && text_supported()) {
+        tokenizer = make_tokenizer(options_.target);
+    }
+    const ModelConfig& config = models_->config();
+    shape_.known_tokens = tokenizer ? tokenizer->size() : config.vocab_size;
+    if (options_.prompts.empty()) {
+        const int64_t records = options_.limit > 0 ? options_.limit : most_records();
+        prompts_ = made_up_prompts(records, options_.prompt_tokens, shape_.known_tokens);
+    } else {
+        GenerateOptions file;
+        file.target = options_.target;
+        file.limit = options_.limit;
+        file.prompts = {options_.prompts};
+        const PromptFiles files(file);
+        RecordSource source(file, files.paths(), config.vocab_size, tokenizer.get());
+        source.set_context(config.max_position_embeddings);
+        prompts_ = source.read(0, source.record_count());
+    }
+    if (prompts_.empty()) {
+        throw Error(ErrorKind::input,
+                    fmt::format("{}: expected records, found none", options_.prompts));
+    }
+    int64_t longest = 0;
+    for (Prompt& prompt : prompts_) {
+        if (!prompt.error.empty()) {
+            throw Error(ErrorKind::input, fmt::format("{}: record {}: {}", options_.prompts,
+                                                      prompt.index, prompt.error));
+        }
+        longest = std::max(longest, std::ssize(prompt.tokens));
+        prompt.options = RecordOptions();
+        prompt.options.max_new_tokens = options_.new_tokens;
+        prompt.options.ignore_eos = true;
+    }
+    shape_.capacity = longest + options_.new_tokens;
+    if (shape_.capacity > config.max_position_embeddings) {
+        throw Error(ErrorKind::usage,
+                    fmt::format("a prompt of {} tokens and {} new ones: expected at most {} in all",
+                                longest, options_.new_tokens, config.max_position_embeddings));
+    }
+}
+
+// Found out before the run rather than after it.
+void BenchJob::check_outputs() const {
+    if (!options_.tsv.empty()) append_results(options_.tsv, "");
+    if (options_.json.empty()) return;
+    if (!std::ofstream(options_.json, std::ios::app)) {
+        throw Error(ErrorKind::io, fmt::format("{}: cannot be written", options_.json));
+    }
+}
+
+void BenchJob::load_model() {
+    const int64_t slots = std::min(most_records(), std::ssize(prompts_));
+    models_->load(*device_.backend, *comm_, position_,
+                  model_limits(slots, shape_.capacity, options_.max_batched_tokens, most_drafts()),
+                  shape_.known_tokens);
+}
+
+void BenchJob::set_up_floor() {
+    step_model_.config = models_->config();
+    step_model_.storage = stored_in(models_->checkpoint());
+    step_model_.plan = models_->target().plan();
+    if (!models_->drafts()) return;
+    step_model_.draft = models_->draft_config();
+    step_model_.draft_storage = stored_in(models_->draft_checkpoint());
+    step_model_.draft_plan = models_->draft_plan();
+}
+
+Engine& BenchJob::engine_of(int32_t k) {
+    const EngineOptions options = {.max_batched_tokens = prefill_rows(models_->target().limits()),
+                                   .k = k,
+                                   .known_tokens = shape_.known_tokens,
+                                   .eos = models_->config().eos_token_ids,
+                                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded};
+    return engines_
+        .try_emplace(k, *device_.backend, *comm_, position_, models_->target(),
+                     k > 0 ? models_->drafter() : nullptr, options)
+        .first->second;
+}
+
+// A few steps, so that memory is touched, scratch has its size and full steps are recorded.
+void BenchJob::warm_up(int32_t k, int64_t concurrency) {
+    Engine& engine = engine_of(k);
+    for (const Prompt& prompt : prompts_) {
+        if (engine.in_flight() == concurrency) break;
+        Prompt shorter = prompt;
+        shorter.options.max_new_tokens = std::min<int64_t>(options_.new_tokens, 3 * (k + 1) + 1);
+        engine.submit(std::move(shorter));
+    }
+    while (!engine.idle()) engine.step();
+    engine.take_finished();
+}
+
+Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
+    Measured measured;
+    BenchRun& run = measured.run;
+    run.k = k;
+    run.concurrency = concurrency;
+    run.tokens.resize(prompts_.size());
+    measured.passes_by_records.resize(static_cast<size_t>(models_->target().limits().slots) + 1);
+    Engine& engine = engine_of(k);
+    engine.clear_stats();
+    comm_->take_counts();
+    comm_->barrier();
+    for (size_t next = 0; next < prompts_.size() || !engine.idle();) {
+        while (next < prompts_.size() && engine.in_flight() < concurrency) {
+            engine.submit(prompts_[next++]);
+        }
+        const EngineStats before = engine.stats();
+        const double waited = comm_->seconds();
+        comm_->take_counts();
+        engine.step();
+        const EngineStats& after = engine.stats();
+        const bool decoded = after.decode_steps > before.decode_steps;
+        (decoded ? run.decode_collectives : run.prefill_collectives) += comm_->seconds() - waited;
+        CollectiveCounts counts = comm_->take_counts();
+        if (decoded) {
+            const auto records = static_cast<int32_t>(after.decode_records - before.decode_records);
+            CollectiveCounts& known =
+                pass_collectives_[{k, step_bucket(records, models_->target().limits().slots)}];
+            if (after.recorded_steps > before.recorded_steps) counts = known;
+            known = counts;
+        }
+        for (const auto& [collective, count] : counts) {
+            (decoded ? measured.decode : measured.prefill)[collective] += count;
+        }
+        if (decoded) {
+            run.decode_emitted += after.emitted - before.emitted;
+            ++measured.passes_by_records.at(
+                static_cast<size_t>(after.decode_records - before.decode_records));
+        } else {
+            ++run.prefill_passes;
+        }
+        for (Generation& generation : engine.take_finished()) {
+            run.draft_steps += generation.acceptance.steps;
+            run.accepted += generation.acceptance.accepted;
+            run.tokens.at(static_cast<size_t>(generation.prompt_index)) =
+                std::move(generation.tokens);
+        }
+    }
+    run.stats = engine.stats();
+    return measured;
+}
+
+BenchRun BenchJob::measure(int32_t k, int64_t concurrency) {
+    warm_up(k, concurrency);
+    std::vector<Measured> repeats;
+    for (int64_t i = 0; i < options_.repeat; ++i) repeats.push_back(measure_once(k, concurrency));
+    const std::vector<std::vector<int32_t>> tokens = repeats.front().run.tokens;
+    for (const Measured& repeat : repeats) {
+        if (repeat.run.tokens == tokens) continue;
+        throw Error(
+            ErrorKind::internal,
+            fmt::format("K = {}, concurrency {}: a repeat wrote other tokens", k, concurrency));
+    }
+    // Ranks agree on the median: the leader's clock decides.
+    std::vector<double> seconds;
+    for (const Measured& repeat : repeats) seconds.push_back(repeat.run.stats.decode_seconds);
+    host_.broadcast_host(seconds.data(), std::ssize(seconds) * int64_t{sizeof(double)}, 0);
+    std::vector<size_t> order(repeats.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::sort(order, {}, [&](size_t i) { return seconds[i]; });
+    const size_t middle = order[order.size() / 2];
+    Measured& chosen = repeats[middle];
+    if (seconds[middle] > 0) {
+        chosen.run.spread = (seconds[order.back()] - seconds[order.front()]) / seconds[middle];
+    }
+    add_floor(chosen);
+    return std::move(chosen.run);
+}
+
+// Contexts count at their mean: half of a record's new tokens are behind its prompt.
+void BenchJob::add_floor(Measured& measured) {
+    BenchRun& run = measured.run;
+    int64_t prompt_tokens = 0;
+    for (const Prompt& prompt : prompts_) prompt_tokens += std::ssize(prompt.tokens);
+    const int64_t context = prompt_tokens / std::ssize(prompts_) + options_.new_tokens / 2;
+    set_floor(run, step_model_, rates_, measured.passes_by_records, context);
+    const auto passes = static_cast<double>(run.stats.decode_steps);
+    if (passes > 0) run.collective_floor = collectives_->seconds(measured.decode) / passes;
+    run.prefill_collective_floor = collectives_->seconds(measured.prefill);
+}
+
+BenchReport BenchJob::report() const {
+    const auto folder_name = [](const std::string& path) {
+        const auto whole = std::filesystem::absolute(path).lexically_normal();
+        return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+    };
+    BenchReport report;
+    report.date = utc_now();
+    report.version = commit().empty() ? version() : fmt::format("{} {}", version(), commit());
+    report.hardware = device_.backend->device();
+    report.target = folder_name(options_.target);
+    report.draft = options_.draft == "none" ? "no drafter" : folder_name(options_.draft);
+    report.backend = options_.backend == "auto" ? device_.backend->name() : options_.backend;
+    report.comm = comm_->name();
+    report.eager = options_.eager;
+    report.ranks = host_.size();
+    report.records = std::ssize(prompts_);
+    for (const Prompt& prompt : prompts_) report.prompt_tokens += std::ssize(prompt.tokens);
+    report.prompts = options_.prompts.empty()
+                         ? fmt::format("{} made-up tokens", options_.prompt_tokens)
+                         : fmt::format("{}", folder_name(options_.prompts));
+    report.new_tokens = options_.new_tokens;
+    report.repeat = options_.repeat;
+    report.rates = rates_;
+    report.runs = runs_;
+    return report;
+}
+
+void BenchJob::publish(const BenchReport& report) const {
+    fmt::print("{}", bench_table(report));
+    if (!options_.tsv.empty()) append_results(options_.tsv, bench_rows(report));
+    if (options_.json.empty()) return;
+    std::ofstream file(options_.json, std::ios::binary | std::ios::trunc);
+    file << bench_json(report) << std::flush;
+    if (!file) throw Error(ErrorKind::io, fmt::format("{}: cannot be written", options_.json));
+}
+
+int BenchJob::run() {
+    Fatal fatal({.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
+                position_, &MpiSession::abort);
+    fatal.at_abort([this] {
+        if (device_.device_comm) device_.device_comm->abort();
+    });
+    return fatal.guard([&] {
+        std::vector<OpWork> ops = step_work(step_model_, {.contexts = {0}, .k = most_drafts()});
+        collectives_.emplace(*device_.backend, *comm_);
+        rates_ = measure_rates(*device_.backend, *comm_, exl3_forms(ops));
+        for (const int64_t concurrency : options_.concurrency) {
+            for (const int64_t k : options_.k) {
+                log_.notice(fmt::format("batch {}, K = {}", concurrency, k));
+                runs_.push_back(measure(static_cast<int32_t>(k), concurrency));
+            }
+        }
+        if (!leads()) return 0;
+        publish(report());
+        const std::string difference = first_difference(runs_);
+        if (difference.empty()) return 0;
+        throw Error(ErrorKind::internal, fmt::format("the tokens differ: {}", difference));
+    });
+}
+
+}  // namespace
+
+std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t vocabulary) {
+    std::vector<Prompt> prompts(static_cast<size_t>(records));
+    uint64_t state = 0;
+    for (int64_t i = 0; i < records; ++i) {
+        Prompt& prompt = prompts[static_cast<size_t>(i)];
+        prompt.index = i;
+        for (int64_t t = 0; t < tokens; ++t) {
+            state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX
+            const auto bits = static_cast<int64_t>(state >> 33);
+            prompt.tokens.push_back(static_cast<int32_t>(bits % vocabulary));
+        }
+    }
+    return prompts;
+}
+
+int run_bench(const BenchOptions& options, MpiSession& session) {
+    return BenchJob(options, session).run();
+}
+
+}  // namespace quadrille

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench: how fast the step loop runs on this machine, next to what it could reach: one run for
+// every K and concurrency, all of the same records, greedy and without end tokens, so that all of
+// them must write the same tokens.
+#pragma once
+
+#include "io/records.h"
+#include "jobs/options/options.h"
+#include "runtime/ranks/mpi.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace quadrille {
+
+// The exit code. Start-up errors are thrown on all ranks alike (AgreedError); later ones end the
+// job through Fatal: Error{internal} where two runs wrote different tokens (after the report).
+int run_bench(const BenchOptions& options, MpiSession& session);
+
+// `records` prompts of `tokens` ids below `vocabulary`, uniform, the same for ever.
+std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t vocabulary);
+
+}  // namespace quadrille

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models of a job: what the target's and the drafter's folders hold and whether they go
+// together, before anything is loaded; then both in a backend's memory.
+#pragma once
+
+#include "drafter/dflash2/dflash2.h"
+#include "drafter/dflash2/draft_plan.h"
+#include "io/checkpoint/model_config.h"
+#include "io/checkpoint/safetensors.h"
+#include "kernels/backend.h"
+#include "runtime/model/target_model.h"
+#include "runtime/ranks/comm.h"
+#include "runtime/ranks/position.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace quadrille {
+
+struct ModelChoice {
+    std::string target;          // folder
+    std::string draft = "none";  // folder
+    DraftPlacement placement = DraftPlacement::sharded;
+    int32_t k = 0;  // drafts per step at most
+};
+
+// `slots` sequences of `capacity` tokens with blocks of up to k drafts. No pass is larger than all
+// of them at full length.
+ModelLimits model_limits(int64_t slots, int64_t capacity, int64_t max_batched_tokens, int32_t k);
+
+// Rows of the largest prefill pass, as EngineOptions::max_batched_tokens.
+int32_t prefill_rows(const ModelLimits& limits);
+
+class JobModels {
+  public:
+    // For one of `ranks` ranks. Error{input} for what the folders hold, Error{usage} for a k, a
+    // placement or ranks that they do not allow. Not collective.
+    JobModels(const ModelChoice& choice, int ranks, int rank);
+    JobModels(const JobModels&) = delete;
+    JobModels& operator=(const JobModels&) = delete;
+
+    const ModelConfig& config() const { return config_; }
+    const Checkpoint& checkpoint() const { return checkpoint_; }
+    bool drafts() const { return draft_config_.has_value(); }
+    // Where there is a drafter.
+    const DraftConfig& draft_config() const { return *draft_config_; }
+    const Checkpoint& draft_checkpoint() const { return *draft_checkpoint_; }
+    const DraftPlan& draft_plan() const { return *draft_plan_; }
+
+    // Error{input} for tensors. `known_tokens`: ids from here on are never drafted. Not collective;
+    // backend, communicator and position outlive this.
+    void load(Backend& backend, Communicator& comm, Position& position, const ModelLimits& limits,
+              int64_t known_tokens);
+    // Once loaded.
+    TargetModel& target() { return *target_; }
+    DFlash2* drafter() { return drafter_ ? &*drafter_ : nullptr; }
+
+  private:
+    DraftPlacement placement_;
+    ModelConfig config_;
+    Checkpoint checkpoint_;
+    std::optional<DraftConfig> draft_config_;  // absent: no drafter
+    std::optional<Checkpoint> draft_checkpoint_;
+    std::optional<DraftPlan> draft_plan_;
+    std::optional<TargetModel> target_;
+    std::optional<DFlash2> drafter_;
+};
+
+}  // namespace quadrille

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/common/provenance.h"
+
+#include "kernels/exl3.h"
+#include "runtime/ranks/mpi.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <utility>
+
+namespace quadrille {
+
+namespace {
+
+// Options that decide what a record computes.
+h5::Attributes sampling(const GenerateOptions& options) {
+    const RecordOptions& record = options.record;
+    const bool coupled = options.accept == AcceptRule::coupled;
+    return {{"max_new_tokens", record.max_new_tokens},
+            {"temperature", record.temperature},
+            {"top_p", record.top_p},
+            {"top_k", record.top_k},
+            {"min_p", record.min_p},
+            {"repetition_penalty", record.repetition_penalty},
+            {"logprobs", record.logprobs},
+            {"ignore_eos", int64_t{record.ignore_eos ? 1 : 0}},
+            {"seed", static_cast<int64_t>(options.seed)},
+            {"samples", options.samples},
+            {"shard", fmt::format("{}/{}", options.shard.index, options.shard.count)},
+            {"accept", std::string(coupled ? "coupled" : "rejection")}};
+}
+
+}  // namespace
+
+std::string utc_now() {
+    return fmt::format(
+        "{:%Y-%m-%dT%H:%M:%SZ}",
+        fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
+}
+
+h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
+                           const Checkpoint* drafter, const Tokenizer* tokenizer,
+                           const std::string& prompts_digest, int64_t k, int64_t context,
+                           const Backend& backend) {
+    h5::Attributes fields = sampling(options);
+    fields["checkpoint_digest"] = checkpoint.digest();
+    fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
+    fields["tokenizer_digest"] = tokenizer == nullptr ? std::string() : tokenizer->digest();
+    fields["prompts_digest"] = prompts_digest;
+    fields["k"] = k;
+    fields["context"] = context;
+    fields["limit"] = options.limit;
+    fields["backend"] = backend.name();
+    fields["decoded_form"] = std::string(exl3::kDecodedForm);
+    fields["text"] = int64_t{tokenizer != nullptr && !options.no_text ? 1 : 0};
+    return fields;
+}
+
+h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerprint,
+                          const RunFacts& facts) {
+    h5::Attributes fields = std::move(fingerprint);
+    fields["version"] = version();
+    fields["commit"] = commit();
+    fields["command_line"] = options.command_line;
+    std::vector<std::string> libraries = {mpi::library_version(), h5::library_version(),
+                                          "compiler " __VERSION__};
+    libraries.insert(libraries.end(), facts.libraries.begin(), facts.libraries.end());
+    fields["libraries"] = std::move(libraries);
+    fields["hosts"] = facts.hosts;
+    fields["devices"] = facts.devices;
+    fields["ranks"] = std::ssize(facts.hosts);
+    fields["groups"] = facts.groups;
+    fields["comm"] = facts.comm;
+    fields["target"] = options.target;
+    fields["draft"] = options.draft;
+    fields["max_seqs"] = options.max_seqs;
+    fields["max_batched_tokens"] = options.max_batched_tokens;
+    fields["graphs"] = int64_t{facts.graphs ? 1 : 0};
+    fields["start"] = facts.start;
+    fields["end"] = utc_now();
+    fields["slurm_job"] = options.slurm_job;
+    fields["restarts"] = facts.restarts;
+    fields["records_computed"] = facts.records_computed;
+    return fields;
+}
+
+}  // namespace quadrille

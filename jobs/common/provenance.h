@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where results come from: /provenance of a generations file, and the fingerprint by which a run
+// recognises the parts of an earlier one (docs/design.md §5, io/FORMAT.md).
+#pragma once
+
+#include "io/checkpoint/safetensors.h"
+#include "io/h5/h5.h"
+#include "io/text/tokenizer.h"
+#include "jobs/options/options.h"
+#include "kernels/backend.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+std::string utc_now();  // ISO 8601
+
+// What makes two runs the same; `drafter` and `tokenizer` may be nullptr. The number of ranks and
+// the batch are not part of it.
+h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
+                           const Checkpoint* drafter, const Tokenizer* tokenizer,
+                           const std::string& prompts_digest, int64_t k, int64_t context,
+                           const Backend& backend);
+
+// What only the run knows.
+struct RunFacts {
+    std::string start;                   // utc_now() at its start
+    std::vector<std::string> hosts;      // of each rank
+    std::vector<std::string> devices;    // of each rank
+    std::string comm;                    // name of the communicator
+    std::vector<std::string> libraries;  // of the backend and the communicator
+    bool graphs = false;                 // decode steps were replayed from recordings
+    int64_t groups = 1;                  // of ranks
+    int64_t restarts = 0;
+    int64_t records_computed = 0;
+};
+
+// `fingerprint` and what happened to come together with it.
+h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerprint,
+                          const RunFacts& facts);
+
+}  // namespace quadrille

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/files/file_summary.h"
+
+#include "io/h5/h5.h"
+#include "io/h5/schema.h"
+#include "io/prompts/prompt_reader.h"
+#include "io/results/generation_reader.h"
+#include "io/results/result_writer.h"
+#include "jobs/common/table.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+constexpr int64_t kSlice = 256;
+constexpr int64_t kTextWidth = 60;
+constexpr size_t kTokensShown = 12;
+
+std::string ratio(double value) {
+    return std::isnan(value) ? "-" : fmt::format("{:.4f}", value);
+}
+
+std::string share(int64_t part, int64_t whole) {
+    return whole == 0 ? "-"
+                      : fmt::format("{:.1f} %",
+                                    100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+void add_datasets(const h5::Group& group, const std::string& path, Table& table) {
+    for (const std::string& name : group.names()) {
+        const std::string full = path + "/" + name;
+        if (group.has_dataset(name))
+            table.row({full, group.dataset(name).describe()});
+        else if (group.has_group(name))
+            add_datasets(group.group(name), full, table);
+    }
+}
+
+std::string dataset_table(const h5::File& file) {
+    Table table("ll");
+    add_datasets(file, "", table);
+    return table.empty() ? "" : '\n' + table.text();
+}
+
+// One line an attribute; strings of several lines become one.
+std::string attribute_table(const h5::Object& object) {
+    Table table("ll");
+    for (const auto& [name, value] : object.attributes())
+        table.row({name, excerpt(h5::describe(value), 100)});
+    return table.text();
+}
+
+std::string token_list(std::span<const int32_t> tokens) {
+    const size_t shown = std::min(tokens.size(), kTokensShown);
+    return fmt::format("[{}{}]", fmt::join(tokens.first(shown), ", "),
+                       shown < tokens.size() ? ", …" : "");
+}
+
+std::string id_text(const RecordId& id) {
+    if (const auto* number = std::get_if<int64_t>(&id)) return fmt::format("{}", *number);
+    const auto* text = std::get_if<std::string>(&id);
+    return text == nullptr ? "" : excerpt(*text, 24);
+}
+
+std::string id_text(const Ids& ids, int64_t record) {
+    const auto at = static_cast<size_t>(record);
+    if (const auto* numbers = std::get_if<std::vector<int64_t>>(&ids))
+        return id_text(RecordId((*numbers)[at]));
+    if (const auto* texts = std::get_if<std::vector<std::string>>(&ids))
+        return id_text(RecordId((*texts)[at]));
+    return "";
+}
+
+const char* id_kind(const Ids& ids) {
+    switch (kind_of(ids)) {
+        case IdKind::none:
+            return "none";
+        case IdKind::integer:
+            return "integers";
+        case IdKind::string:
+            return "strings";
+    }
+    return "?";
+}
+
+std::string indented(const std::vector<std::string>& notices) {
+    std::string out;
+    for (const std::string& notice : notices) out += "  note: " + notice + '\n';
+    return out;
+}
+
+// ---- prompts ------------------------------------------------------------------------------------
+
+std::string options_present(const h5::Group& prompts) {
+    std::vector<std::string> present;
+    for (const std::string& name : PromptOptions::names()) {
+        if (prompts.has(name)) present.push_back(name);
+        if (const auto value = prompts.attribute(name))
+            present.push_back(fmt::format("{} = {}", name, h5::describe(*value)));
+    }
+    return present.empty() ? "none" : fmt::format("{}", fmt::join(present, ", "));
+}
+
+struct PromptTotals {
+    int64_t size = 0;  // tokens or bytes
+    int64_t shortest = 0;
+    int64_t longest = 0;
+    int64_t errors = 0;
+    std::string first_error;
+};
+
+int64_t size_of(const Prompt& prompt, const PromptReader& reader) {
+    return reader.is_text() ? std::ssize(prompt.text) : reader.prompt_tokens(prompt.index);
+}
+
+PromptTotals add_up(const PromptReader& reader) {
+    PromptTotals totals;
+    for (int64_t first = 0; first < reader.record_count(); first += kSlice) {
+        const int64_t count = std::min(kSlice, reader.record_count() - first);
+        for (const Prompt& prompt : reader.read(first, count)) {
+            const int64_t size = size_of(prompt, reader);
+            totals.size += size;
+            totals.shortest = prompt.index == 0 ? size : std::min(totals.shortest, size);
+            totals.longest = std::max(totals.longest, size);
+            if (prompt.error.empty()) continue;
+            if (totals.errors++ == 0)
+                totals.first_error = fmt::format("record {}: {}", prompt.index, prompt.error);
+        }
+    }
+    return totals;
+}
+
+std::string prompt_records(const PromptReader& reader, int64_t limit) {
+    const int64_t shown = std::min(limit, reader.record_count());
+    if (shown == 0) return "";
+    Table table("rlrl");
+    table.row({"record", "id", reader.is_text() ? "bytes" : "tokens", "prompt"});
+    for (const Prompt& prompt : reader.read(0, shown))
+        table.row({fmt::format("{}", prompt.index), id_text(reader.ids(), prompt.index),
+                   fmt::format("{}", size_of(prompt, reader)),
+                   !prompt.error.empty() ? "error: " + prompt.error
+                   : reader.is_text()    ? excerpt(prompt.text, kTextWidth)
+                                         : token_list(prompt.tokens)});
+    return '\n' + table.text();
+}
+
+// ---- generations --------------------------------------------------------------------------------
+
+struct GenerationTotals {
+    ResultSummary sums;
+    std::vector<int64_t> status = std::vector<int64_t>(schema::kStatusNames.size(), 0);
+    std::vector<int64_t> finish = std::vector<int64_t>(schema::kFinishNames.size(), 0);
+    int64_t violations = 0;
+    std::string first_violation;
+};
+
+GenerationTotals add_up(const GenerationReader& reader) {
+    GenerationTotals totals;
+    for (int64_t first = 0; first < reader.record_count(); first += kSlice) {
+        const int64_t count = std::min(kSlice, reader.record_count() - first);
+        for (const Generation& generation : reader.read(first, count)) {
+            totals.sums.add(generation);
+            ++totals.status[static_cast<size_t>(generation.status)];
+            ++totals.finish[static_cast<size_t>(generation.finish_reason)];
+            const std::string violation = find_violation(generation, reader.layout().k);
+            if (violation.empty() || totals.violations++ > 0) continue;
+            totals.first_violation =
+                fmt::format("record {}: {}", generation.prompt_index, violation);
+        }
+    }
+    return totals;
+}
+
+std::string named_counts(const std::vector<int64_t>& counts,
+                         const std::vector<std::string>& names) {
+    std::vector<std::string> out;
+    for (size_t i = 0; i < counts.size(); ++i)
+        if (counts[i] > 0) out.push_back(fmt::format("{} {}", counts[i], names[i]));
+    return out.empty() ? "none" : fmt::format("{}", fmt::join(out, ", "));
+}
+
+std::string acceptance_table(const ResultSummary& sums, int64_t k) {
+    Table totals("lr");
+    totals.row({"steps", fmt::format("{}", sums.steps)})
+        .row({"drafted", fmt::format("{}", sums.drafted)})
+        .row({"accepted", fmt::format("{}", sums.accepted)})
+        .row({"emitted", fmt::format("{}", sums.emitted)})
+        .row({"accepted per step", ratio(sums.accepted_per_step())})
+        .row({"emitted per step", ratio(sums.emitted_per_step())})
+        .row({"accept length", ratio(sums.accept_length())});
+    std::string out = "\nacceptance, K = " + fmt::format("{}", k) + '\n' + totals.text();
+    if (k == 0 || sums.steps == 0) return out;
+    Table positions("rrrrr");
+    positions.row({"drafts", "steps with at least", "of steps", "steps with exactly", "of steps"});
+    for (size_t j = 0; j < sums.histogram.size(); ++j) {
+        const int64_t at_least = j == 0 ? sums.steps : sums.by_position[j - 1];
+        positions.row({fmt::format("{}", j), fmt::format("{}", at_least),
+                       share(at_least, sums.steps), fmt::format("{}", sums.histogram[j]),
+                       share(sums.histogram[j], sums.steps)});
+    }
+    return out + '\n' + positions.text();
+}
+
+std::string generation_records(const GenerationReader& reader, int64_t limit) {
+    const int64_t shown = std::min(limit, reader.record_count());
+    if (shown == 0) return "";
+    Table table("rllrrl");
+    table.row({"record", "id", "finish", "tokens", "accept length", "output"});
+    for (const Generation& g : reader.read(0, shown)) {
+        ResultSummary one;
+        one.add(g);
+        const std::string finish = schema::kFinishNames[static_cast<size_t>(g.finish_reason)];
+        table.row({fmt::format("{}", g.prompt_index), id_text(g.id), finish,
+                   fmt::format("{}", g.tokens.size()), ratio(one.accept_length()),
+                   !g.error.empty()       ? "error: " + g.error
+                   : reader.layout().text ? excerpt(g.text, kTextWidth)
+                                          : token_list(g.tokens)});
+    }
+    return '\n' + table.text();
+}
+
+}  // namespace
+
+std::string describe_prompts(const std::filesystem::path& path, int64_t limit) {
+    const PromptReader reader(path, RecordOptions{});
+    const PromptTotals totals = add_up(reader);
+    const char* unit = reader.is_text() ? "text bytes" : "tokens";
+    Table table("ll");
+    table.row({"records", fmt::format("{}", reader.record_count())})
+        .row({unit, fmt::format("{} (shortest {}, longest {})", totals.size, totals.shortest,
+                                totals.longest)})
+        .row({"ids", id_kind(reader.ids())})
+        .row({"options", options_present(h5::File::open(path).group("prompts"))})
+        .row({"record errors", totals.errors == 0
+                                   ? "none"
+                                   : fmt::format("{}; {}", totals.errors, totals.first_error)})
+        .row({"digest", reader.digest()});
+    return fmt::format("{}: prompts, format {}\n", path.string(), schema::kFormat) +
+           indented(reader.notices()) + table.text() + dataset_table(h5::File::open(path)) +
+           prompt_records(reader, limit);
+}
+
+std::string describe_generations(const std::filesystem::path& path, const std::string& kind,
+                                 int64_t limit) {
+    const GenerationReader reader(path, kind);
+    const GenerationTotals totals = add_up(reader);
+    Table table("ll");
+    table.row({"records", fmt::format("{}", reader.record_count())})
+        .row({"tokens", fmt::format("{}", totals.sums.tokens)})
+        .row({"status", named_counts(totals.status, schema::kStatusNames)})
+        .row({"finish reasons", named_counts(totals.finish, schema::kFinishNames)})
+        .row({"statistics", totals.violations == 0
+                                ? "consistent"
+                                : fmt::format("{} records disagree; {}", totals.violations,
+                                              totals.first_violation)});
+    if (!reader.layout().sources.empty())
+        table.row({"prompt files", fmt::format("{}", fmt::join(reader.layout().sources, ", "))});
+    std::string out = fmt::format("{}: {}, format {}, {}\n", path.string(), kind, schema::kFormat,
+                                  reader.is_complete() ? "complete" : "NOT complete") +
+                      table.text() + dataset_table(reader.file()) +
+                      acceptance_table(totals.sums, reader.layout().k);
+    if (reader.file().has_group("provenance"))
+        out += "\nprovenance\n" + attribute_table(reader.file().group("provenance"));
+    return out + generation_records(reader, limit);
+}
+
+std::string describe_any(const std::filesystem::path& path, const std::string& kind) {
+    const h5::File file = h5::File::open(path);
+    std::string out = fmt::format("{}: {}\n", path.string(), kind) + attribute_table(file);
+    for (const std::string& name : file.names())
+        if (file.has_group(name) && !file.group(name).attribute_names().empty())
+            out += '\n' + name + '\n' + attribute_table(file.group(name));
+    return out + dataset_table(file);
+}
+
+}  // namespace quadrille

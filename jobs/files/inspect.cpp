@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/files/inspect.h"
+
+#include "io/h5/h5.h"
+#include "io/h5/schema.h"
+#include "io/results/result_files.h"
+#include "jobs/files/checkpoint_summary.h"
+#include "jobs/files/file_summary.h"
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+namespace fs = std::filesystem;
+
+// OUT.parts of a run that has not finished.
+std::string describe_parts(const fs::path& folder, int64_t limit) {
+    std::string out = describe_any(folder / "run.h5", schema::kRun);
+    for (const fs::path& part : list_parts(folder))
+        out += '\n' + describe_generations(part, schema::kPart, limit);
+    return out;
+}
+
+}  // namespace
+
+std::string describe_path(const fs::path& path, int64_t limit) {
+    std::error_code ignored;
+    if (fs::is_directory(path, ignored))
+        return fs::exists(path / "run.h5", ignored) ? describe_parts(path, limit)
+                                                    : describe_checkpoint(path);
+    std::vector<std::string> notices;
+    const std::string kind = schema::kind_of(h5::File::open(path), notices);
+    if (kind == schema::kPrompts) return describe_prompts(path, limit);
+    if (kind == schema::kGenerations || kind == schema::kPart)
+        return describe_generations(path, kind, limit);
+    return describe_any(path, kind);
+}
+
+int run_inspect(const InspectOptions& options) {
+    for (size_t i = 0; i < options.paths.size(); ++i) {
+        const std::string text =
+            (i == 0 ? "" : "\n") + describe_path(options.paths[i], options.limit);
+        std::fputs(text.c_str(), stdout);
+    }
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+        throw Error(ErrorKind::io, "cannot write to standard output");
+    return 0;
+}
+
+}  // namespace quadrille

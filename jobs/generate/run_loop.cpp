@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/generate/run_loop.h"
+
+#include "runtime/ranks/record_block.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+constexpr int64_t kSlice = 256;                 // records a leader reads at once
+constexpr std::chrono::milliseconds kPoll{20};  // while other groups run
+
+}  // namespace
+
+GroupProgress progress_of(const RunFiles& files, const EngineStats& stats) {
+    const ResultSummary& totals = files.totals();
+    return {.records = totals.records,
+            .tokens = stats.emitted,
+            .steps = totals.steps,
+            .accepted = totals.accepted};
+}
+
+RunLoop::RunLoop(Engine& engine, StopPlan& plan, int32_t slots, const Around& around)
+    : engine_(engine), plan_(plan), slots_(slots), around_(around) {
+    if (!leads()) return;
+    if (around_.board == nullptr) {
+        queue_.emplace(around_.files->done(), kSlice);
+        return;
+    }
+    // Few at once, so that no group has much left when the others have nothing.
+    queue_.emplace(around_.files->done(), std::clamp<int64_t>(slots_ / 4, 1, kSlice),
+                   [board = around_.board](int64_t records) { return board->take(records); });
+}
+
+Stop RunLoop::run() {
+    run_records();
+    if (leads()) save();
+    if (around_.board != nullptr) wait_for_groups();
+    return stop_;
+}
+
+void RunLoop::run_records() {
+    while (more_ || !engine_.idle()) {
+        heed_stop();
+        if (stop_ == Stop::now) return;
+        while (more_ && engine_.in_flight() < slots_) {
+            more_ = refill();
+            deliver();                  // records with an error are finished as they are read
+            if (engine_.idle()) break;  // and many of them are no reason not to hear
+        }
+        engine_.step();
+        deliver();
+    }
+}
+
+// The ranks of the group still hear signals, and move.
+void RunLoop::wait_for_groups() {
+    if (leads()) around_.board->end(progress_of(*around_.files, engine_.stats()));
+    while (stop_ != Stop::now) {
+        const bool all_ended = leads() && around_.board->all_ended();
+        if (around_.comm.max_host(all_ended ? 1 : 0) != 0) return;
+        around_.position.op("wait");
+        std::this_thread::sleep_for(kPoll);
+        heed_stop();
+        show();
+    }
+}
+
+// Collective over the group, once a step.
+void RunLoop::heed_stop() {
+    const bool hears = leads() && around_.board != nullptr;
+    const Stop heard = hears ? around_.board->stop() : Stop::none;
+    const Stop before = std::exchange(stop_, plan_.agree(around_.comm, heard));
+    if (stop_ == before) return;
+    if (hears) around_.board->exchange(progress_of(*around_.files, engine_.stats()), stop_);
+    if (before == Stop::none) drain(plan_.reason());
+}
+
+// Saves at once: the launcher may leave its ranks no more than a second.
+void RunLoop::drain(const std::string& reason) {
+    engine_.drop_queued();
+    more_ = false;
+    if (!leads()) return;
+    save();
+    around_.log.notice(fmt::format("{}: no record is started any more, {} are still running{}",
+                                   reason, engine_.in_flight(),
+                                   around_.board == nullptr ? "" : " in the first group"));
+}
+
+// The next records that no earlier start has done and no other group has taken; false: there are
+// none.
+bool RunLoop::refill() {
+    around_.position.op("read");
+    std::vector<Prompt> prompts;
+    if (leads()) {
+        const RecordQueue::Slice slice = queue_->next();
+        if (slice.count > 0) prompts = around_.files->read(slice);
+    }
+    prompts = broadcast_records(around_.comm, 0, std::move(prompts));
+    const bool more = !prompts.empty();
+    for (Prompt& prompt : prompts) engine_.submit(std::move(prompt));
+    return more;
+}
+
+void RunLoop::deliver() {
+    std::vector<Generation> finished = engine_.take_finished();
+    if (!leads()) return;
+    around_.position.aside("write");
+    around_.files->add(std::move(finished));
+    show();
+}
+
+void RunLoop::show() {
+    if (!leads()) return;
+    GroupProgress all = progress_of(*around_.files, engine_.stats());
+    if (around_.board != nullptr) {
+        around_.board->exchange(all, stop_);
+        all += around_.board->others();
+    }
+    around_.show(all, stop_);
+}
+
+void RunLoop::save() {
+    around_.position.aside("write");
+    around_.files->commit();
+}
+
+}  // namespace quadrille

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop of one group of ranks: records in, passes, generations out, until nobody has a record
+// left or the run is to stop. Groups run side by side and wait for each other only at the end.
+#pragma once
+
+#include "jobs/generate/group_board.h"
+#include "jobs/generate/record_queue.h"
+#include "jobs/generate/run_files.h"
+#include "jobs/generate/stop_plan.h"
+#include "runtime/engine.h"
+#include "runtime/log.h"
+#include "runtime/ranks/comm.h"
+#include "runtime/ranks/position.h"
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace quadrille {
+
+// How far the leader of a group has come: totals of its files, tokens of its engine.
+GroupProgress progress_of(const RunFiles& files, const EngineStats& stats);
+
+class RunLoop {
+  public:
+    // Everything outlives the run.
+    struct Around {
+        Communicator& comm;  // of the group, on host memory
+        Position& position;
+        Log& log;
+        RunFiles* files;    // nullptr on ranks that lead no group
+        GroupBoard* board;  // nullptr where there is one group
+        // Called on leaders as records are finished, with the progress of all groups.
+        std::function<void(const GroupProgress& all, Stop stop)> show;
+    };
+    // `slots`: records that the engine runs at once.
+    RunLoop(Engine& engine, StopPlan& plan, int32_t slots, const Around& around);
+
+    // Collective over the group. What is finished is committed at the end.
+    Stop run();
+
+  private:
+    bool leads() const { return around_.files != nullptr; }
+    void run_records();
+    void wait_for_groups();
+    void heed_stop();
+    void drain(const std::string& reason);
+    bool refill();
+    void deliver();
+    void show();
+    void save();
+
+    Engine& engine_;
+    StopPlan& plan_;
+    int64_t slots_;
+    Around around_;
+    std::optional<RecordQueue> queue_;  // of leaders
+    bool more_ = true;                  // there may be records that nobody has taken
+    Stop stop_ = Stop::none;
+};
+
+}  // namespace quadrille

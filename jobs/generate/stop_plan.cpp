@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/generate/stop_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace quadrille {
+
+StopPlan::StopPlan(Clock::time_point start, std::chrono::seconds max_time,
+                   std::chrono::seconds grace)
+    : grace_(grace) {
+    if (max_time.count() == 0) return;
+    end_at_ = start + max_time;
+    drain_at_ = *end_at_ - std::min<Clock::duration>(grace, Clock::duration(max_time) / 2);
+}
+
+Stop StopPlan::wish(Clock::time_point now) const {
+    if (end_at_ && now >= *end_at_) return Stop::now;
+    const bool out_of_time = drain_at_ && now >= *drain_at_;
+    return std::max(signals_.wish(), out_of_time ? Stop::drain : Stop::none);
+}
+
+Stop StopPlan::agree(Communicator& comm, Stop heard, Clock::time_point now) {
+    const Stop own = std::max(wish(now), heard);
+    const auto asked = static_cast<Stop>(comm.max_host(static_cast<int64_t>(own)));
+    if (agreed_ == Stop::none && asked != Stop::none) {
+        out_of_time_ = signals_.wish() == Stop::none && drain_at_ && now >= *drain_at_;
+        end_at_ = end_at_ ? std::min(*end_at_, now + grace_) : now + grace_;
+    }
+    agreed_ = std::max(agreed_, asked);
+    return agreed_;
+}
+
+std::string StopPlan::reason() const {
+    if (out_of_time_) return "--max-time";
+    const int signal = signals_.signal();
+    if (signal == 0) return "a signal to another rank";
+    return fmt::format("signal {} ({})", signal, ::strsignal(signal));
+}
+
+}  // namespace quadrille

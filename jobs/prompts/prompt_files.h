@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prompts of a run as prompts.h5 files, whatever they were given as: text lines (.txt), JSON
+// lines (.jsonl, .ndjson) and texts from the command line are packed into a temporary folder first,
+// by the rules of `quadrille pack`.
+#pragma once
+
+#include "jobs/options/options.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+class PromptFiles {
+  public:
+    // One file for each of options.prompts, then one for all of options.prompt_texts. Errors: those
+    // of pack.
+    explicit PromptFiles(const GenerateOptions& options);
+
+    const std::vector<std::string>& paths() const { return paths_; }
+    const std::vector<std::string>& notices() const { return notices_; }
+
+  private:
+    // A folder of our own, made when first asked for, removed at the end.
+    class Scratch {
+      public:
+        Scratch() = default;
+        ~Scratch();
+        Scratch(const Scratch&) = delete;
+        Scratch& operator=(const Scratch&) = delete;
+        const std::filesystem::path& folder();
+
+      private:
+        std::filesystem::path folder_;
+    };
+    std::string pack_lines(const std::string& input, const std::string& target);
+    std::string pack_texts(const std::vector<std::string>& texts);
+    std::filesystem::path scratch_file();
+
+    Scratch scratch_;
+    std::vector<std::string> paths_;
+    std::vector<std::string> notices_;
+};
+
+}  // namespace quadrille

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ties the parts of a decode step together: blocks from drafts, acceptance, one choice from
+// those of several ranks. A thread per row: a step has at most some hundred.
+#include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/sequence_launch.h"
+
+namespace quadrille::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+__global__ void block_tokens_kernel(int32_t* tokens, const int32_t* anchor,
+                                    View<const int32_t> path, const Rows rows) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    const auto r = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
+    if (r >= rows.m) return;
+    const int32_t i = rows.row_sequence[r];
+    const int32_t place = r - rows.begin[i];
+    int32_t token = -1;
+    if (rows.slot[i] >= 0) {
+        token = place == 0 ? anchor[i] : path.data[i * path.stride + place - 1];
+    }
+    tokens[r] = token;
+}
+
+__global__ void accept_prefix_kernel(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                                     const Rows rows, int32_t room) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    const auto r = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
+    if (r >= room) return;
+    bool kept = false;
+    if (r < rows.m) {
+        const int32_t i = rows.row_sequence[r];
+        kept = rows.slot[i] >= 0;
+        for (int32_t t = rows.begin[i] + 1; kept && t <= r; ++t) kept = tokens[t] == target[t - 1];
+    }
+    write[r] = kept ? 1 : 0;
+}
+
+__global__ void merge_samples_kernel(int32_t* id, const double* scores, const int32_t* ids,
+                                     int32_t m, int32_t count, int64_t part_words) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    const auto r = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
+    if (r >= m) return;
+    double best = 0.0;
+    int32_t chosen = -1;
+    for (int32_t part = 0; part < count; ++part) {
+        const double score = scores[part * part_words + r];
+        const int32_t other = ids[part * part_words * 2 + r];
+        if (other < 0 || (chosen >= 0 && !(score > best))) continue;
+        best = score;
+        chosen = other;
+    }
+    id[r] = chosen;
+}
+
+unsigned blocks_of(int32_t rows) {
+    return static_cast<unsigned>((rows + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                  const Rows& rows, LaunchStream stream) {
+    if (rows.m == 0) return;
+    launch_dependent(block_tokens_kernel, blocks_of(rows.m), kThreads, 0, stream, tokens, anchor,
+                     path, rows);
+}
+
+void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target, const Rows& rows,
+                   LaunchStream stream) {
+    if (rows.m == 0) return;
+    const int32_t room = (rows.m + 3) / 4 * 4;
+    launch_dependent(accept_prefix_kernel, blocks_of(room), kThreads, 0, stream, write, tokens,
+                     target, rows, room);
+}
+
+void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m, int32_t count,
+                   int64_t part_bytes, LaunchStream stream) {
+    require(part_bytes % 8 == 0, "merge_samples: parts of whole words of 8 bytes");
+    if (m == 0) return;
+    launch_dependent(merge_samples_kernel, blocks_of(m), kThreads, 0, stream, id, scores, ids, m,
+                     count, part_bytes / 8);
+}
+
+}  // namespace quadrille::cuda

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The EXL3 products of 1 bits a weight: one file per bit width bounds the time to compile.
+#include "kernels/cuda/exl3/exl3_launch.cuh"
+
+namespace quadrille::cuda {
+
+template void launch_exl3_bits<1>(const Exl3Plan&, const Exl3Product&, dim3, bool, int32_t,
+                                  KernelSet&, LaunchStream);
+
+}  // namespace quadrille::cuda

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kimi Delta Attention with deferred commit (docs/design.md §6). A sequence is one timeline of raw
+// rows: convolution history, pending rows, own rows; one loop runs all of them, so a row that is
+// decoded, replayed, flushed or prefilled goes through the same instructions. A thread block owns a
+// head of a sequence and keeps its state in registers: read once, written once.
+// The stored state counts as zero while position == pending: slots are reused uncleared.
+#include "kernels/cuda/kda/kda_split.cuh"
+
+namespace quadrille::cuda {
+
+namespace {
+
+constexpr int kFewHeads = 128;     // of all sequences of a launch
+constexpr int kFinishSplits = 16;  // thread blocks that norm the rows of a head
+constexpr int kSplitRows = 16;     // of a sequence, from which on that pays
+
+// A thread block has a head of a sequence.
+template <int kDim, int kColumns>
+__global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns / 2)
+    kda_kernel(const __grid_constant__ KdaArgs args) {
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    __shared__ KdaShared<kDim> shared;
+    __shared__ KdaResults<kDim> results;
+    __shared__ KdaSequence at;
+    KdaRows<kDim, KdaColumns<kDim, kColumns>::kThreads> rows(args, at, &results);
+    if (!rows.locate()) return;
+    const int32_t total = at.pending + at.count;
+    const int column = KdaColumns<kDim, kColumns>::column();
+    KdaColumns<kDim, kColumns> state;
+    state.load(state_of<kDim>(args, at) + column, at.fresh);
+    for (int32_t start = 0; start < total; start += kChunk) {
+        const int32_t count = min(kChunk, total - start);
+        rows.fill(shared, start, count);
+        __syncthreads();
+        for (int i = 0; i < count; ++i) {
+            if (start + i < at.pending) {
+                state.template step<false>(state.keys_of(shared, i), shared, i, column, nullptr);
+                continue;
+            }
+            if (start + i == at.pending && rows.deferred()) {
+                state.store(state_of<kDim>(args, at) + column);
+            }
+            state.template step<true>(state.keys_of(shared, i), shared, i, column,
+                                      results.out[i] + column + state.left());
+        }
+        __syncthreads();
+        rows.finish(start, count);
+    }
+    if (!rows.deferred()) state.store(state_of<kDim>(args, at) + column);
+    rows.keep_inputs(rows.deferred() ? at.pending : total, total);
+}
+
+void check_state(const KdaState& state, const KdaParams& params) {
+    const int64_t c = int64_t{params.heads} * params.head_dim;
+    require(params.heads > 0 && params.head_dim > 0, "kda: heads and head_dim are positive");
+    require(params.taps > 0 && params.taps <= kMaxTaps, "kda: 1..8 convolution taps");
+    const int64_t rows = state.pending_beta.cols / params.heads;
+    require(state.state.cols == c * params.head_dim && state.conv.cols == (params.taps - 1) * 3 * c,
+            "kda: state (slots, heads d d), conv (slots, (taps - 1) 3c)");
+    require(state.pending_qkv.cols == rows * 3 * c && state.pending_decay.cols == rows * c &&
+                state.pending_beta.cols == rows * params.heads,
+            "kda: pending buffers hold the same number of rows");
+}
+
+// Few heads: more threads for each. Many: fewer instructions, wider loads.
+template <int kDim>
+void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchStream stream) {
+    dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(sequences));
+    const int64_t heads = int64_t{args.params.heads} * sequences;
+    if constexpr (kDim == 128) {
+        const bool many_rows = args.rows.m >= int64_t{kSplitRows} * sequences;
+        const bool few_taps = args.params.taps <= kSplitTaps;
+        if (args.rows.commit && many_rows && few_taps && heads * kSplits <= kFewHeads) {
+            grid.z = kSplits;
+            constexpr auto kShared = static_cast<int>(sizeof(KdaParts<kDim>));
+            kernels.allow_shared(kda_split_kernel<kDim>, kShared);
+            launch_dependent(kda_split_kernel<kDim>, grid, Split<kDim>::kThreads, kShared, stream,
+                             args);
+            grid.z = kFinishSplits;
+            launch_dependent(kda_finish_kernel<kDim>, grid, Split<kDim>::kFinish, 0, stream, args);
+            return;
+        }
+    }
+    if (heads <= kFewHeads) {
+        launch_dependent(kda_kernel<kDim, 2>, grid, KdaColumns<kDim, 2>::kThreads, 0, stream, args);
+    } else {
+        launch_dependent(kda_kernel<kDim, 4>, grid, KdaColumns<kDim, 4>::kThreads, 0, stream, args);
+    }
+}
+
+void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchStream stream) {
+    if (sequences == 0) return;
+    switch (args.params.head_dim) {
+        case 16:
+            return launch<16>(args, sequences, kernels, stream);
+        case 32:
+            return launch<32>(args, sequences, kernels, stream);
+        case 64:
+            return launch<64>(args, sequences, kernels, stream);
+        case 128:
+            return launch<128>(args, sequences, kernels, stream);
+        default:
+            require(false, "kda: head_dim 16, 32, 64 or 128 on a GPU");
+    }
+}
+
+}  // namespace
+
+void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,
+         View<const float> g, const KdaWeights& weights, const KdaState& state,
+         const KdaParams& params, const Rows& rows, KernelSet& kernels, LaunchStream stream) {
+    check_state(state, params);
+    const int64_t c = int64_t{params.heads} * params.head_dim;
+    require(out.rows == rows.m && qkv.rows == rows.m && f.rows == rows.m && b.rows == rows.m &&
+                g.rows == rows.m && out.cols == c && qkv.cols == 3 * c && f.cols == c &&
+                b.cols == params.heads && g.cols == c,
+            "kda: out, f, g (m, c), qkv (m, 3c), b (m, heads)");
+    launch({out, qkv, f, b, g, weights, state, params, rows, false, 0, 0, false}, rows.sequences,
+           kernels, stream);
+}
+
+void kda_flush(const KdaWeights& weights, const KdaState& state, const KdaParams& params,
+               int32_t slot, int32_t pending, bool fresh, KernelSet& kernels, LaunchStream stream) {
+    check_state(state, params);
+    require(slot >= 0 && slot < state.state.rows, "kda: the slot exists");
+    require(pending >= 0 && int64_t{pending} * params.heads <= state.pending_beta.cols,
+            "kda: pending rows fit their buffer");
+    KdaArgs args{};
+    args.weights = weights;
+    args.state = state;
+    args.params = params;
+    args.flush = true;
+    args.flush_slot = slot;
+    args.flush_pending = pending;
+    args.flush_fresh = fresh;
+    launch(args, 1, kernels, stream);
+}
+
+}  // namespace quadrille::cuda

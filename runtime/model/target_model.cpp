@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/model/target_model.h"
+
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+
+namespace quadrille {
+
+namespace {
+
+// Official names carry the first prefix; the others are met in text-only repacks.
+std::string text_prefix(const Checkpoint& checkpoint) {
+    for (const char* prefix : {"model.language_model.", "model.", ""}) {
+        if (checkpoint.find(std::string(prefix) + "embed_tokens.weight") != nullptr) return prefix;
+    }
+    throw Error(ErrorKind::input,
+                fmt::format("{}: tensor model.language_model.embed_tokens.weight is missing",
+                            checkpoint.folder().string()));
+}
+
+}  // namespace
+
+TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& position,
+                         const ModelConfig& config, const Checkpoint& checkpoint,
+                         const ModelLimits& limits, std::vector<int64_t> taps)
+    : backend_(backend),
+      position_(position),
+      config_(config),
+      plan_(plan_shards(config, comm.size(), comm.rank())),
+      limits_(limits),
+      tap_layers_(std::move(taps)),
+      loader_(backend, checkpoint),
+      reduce_(backend, comm, limits.max_rows, config.hidden_size),
+      kda_scratch_(backend, config, plan_, limits.max_rows),
+      mla_scratch_(backend, config, plan_, limits.max_rows),
+      ffn_scratch_(backend, config, plan_, limits.max_rows) {
+    hyper_ = {.streams = static_cast<int32_t>(config.hc_mult),
+              .sinkhorn_iterations = static_cast<int32_t>(config.hc_sinkhorn_iters),
+              .sinkhorn_eps = static_cast<float>(config.hc_eps),
+              .norm_eps = static_cast<float>(config.rms_norm_eps)};
+    const std::string prefix = text_prefix(checkpoint);
+    const int64_t hidden = config.hidden_size;
+    embedding_ = loader_.matrix(prefix + "embed_tokens", config.vocab_size, hidden);
+    for (int64_t l = 0; l < config.num_layers; ++l) {
+        layers_.push_back(load_layer(l, fmt::format("{}layers.{}.", prefix, l)));
+    }
+    final_norm_ = loader_.vector(prefix + "norm.weight", hidden);
+    head_ = loader_.column_parallel("lm_head", config.vocab_size, hidden, plan_.vocab);
+
+    const int64_t rows = limits.max_rows;
+    const int64_t logit_rows = std::min<int64_t>(rows, int64_t{limits.slots} * limits.max_block);
+    const int64_t streams = config.hc_mult;
+    streams_ = Array<float>(backend, rows, streams * hidden);
+    pre_ = Array<float>(backend, rows, streams);
+    post_ = Array<float>(backend, rows, streams);
+    mix_ = Array<float>(backend, rows, streams * streams);
+    in_ = Array<float>(backend, rows, hidden);
+    partial_ = Array<float>(backend, rows, hidden);
+    sum_ = Array<float>(backend, rows, hidden);
+    mean_ = Array<float>(backend, rows, hidden);
+    taps_out_ = Array<float>(backend, rows, std::ssize(tap_layers_) * hidden);
+    hidden_ = Array<float>(backend, logit_rows, hidden);
+    logits_ = Array<float>(backend, logit_rows, plan_.vocab.size());
+}
+
+TargetModel::HyperSite TargetModel::load_site(const std::string& prefix, const std::string& site,
+                                              const std::string& norm) {
+    const int64_t streams = config_.hc_mult;
+    const int64_t gates = (2 + streams) * streams;
+    const std::string base = prefix + "hc_" + site;
+    return {.fn = loader_.matrix(base + "_fn", gates, streams * config_.hidden_size),
+            .base = loader_.vector(base + "_base", gates),
+            .scale = loader_.vector(base + "_scale", 3),
+            .norm = loader_.vector(prefix + norm + ".weight", config_.hidden_size)};
+}
+
+TargetModel::Layer TargetModel::load_layer(int64_t index, const std::string& prefix) {
+    Layer layer;
+    layer.attention_site = load_site(prefix, "attn", "input_layernorm");
+    layer.ffn_site = load_site(prefix, "ffn", "post_attention_layernorm");
+    const auto at = static_cast<size_t>(index);
+    if (config_.attention[at] == AttentionKind::kda) {
+        layer.kda.emplace(backend_, loader_, prefix + "self_attn.", config_, plan_, limits_.slots,
+                          limits_.max_block);
+    } else {
+        layer.mla.emplace(backend_, loader_, prefix + "self_attn.", config_, plan_, limits_.slots,
+                          limits_.capacity, limits_.max_block);
+    }
+    layer.ffn.emplace(backend_, loader_, prefix + "mlp.", config_.ffn[at], config_, plan_);
+    return layer;
+}
+
+void TargetModel::enter(const HyperSite& site, int64_t m) {
+    backend_.hyper_weights(pre_.first(m), post_.first(m), mix_.first(m), streams_.first(m), site.fn,
+                           site.base, site.scale, hyper_);
+    backend_.hyper_in(in_.first(m), streams_.first(m), pre_.first(m));
+    backend_.rms_norm(in_.first(m), in_.first(m), site.norm, hyper_.norm_eps);
+}
+
+void TargetModel::leave(int64_t m) {
+    position_.op("sum over ranks");
+    reduce_.sum(sum_.first(m), partial_.first(m));
+    backend_.hyper_out(streams_.first(m), sum_.first(m), post_.first(m), mix_.first(m));
+}
+
+View<const float> TargetModel::forward(const PassInputs& pass) {
+    const Rows& rows = pass.rows;
+    const int64_t m = rows.m;
+    rows_ = m;
+    logit_count_ = pass.logit_count;
+    position_.op("embed");
+    backend_.embed(streams_.first(m), pass.tokens, embedding_, hyper_.streams);
+    size_t tap = 0;
+    for (size_t l = 0; l < layers_.size(); ++l) {
+        const Layer& layer = layers_[l];
+        position_.layer(static_cast<int32_t>(l));
+        position_.op(layer.kda ? "kda" : "mla");
+        enter(layer.attention_site, m);
+        if (layer.kda) {
+            layer.kda->forward(partial_.first(m), in_.first(m), rows, kda_scratch_);
+        } else {
+            layer.mla->forward(partial_.first(m), in_.first(m), rows, mla_scratch_);
+        }
+        leave(m);
+        position_.op("ffn");
+        enter(layer.ffn_site, m);
+        layer.ffn->forward(partial_.first(m), in_.first(m), rows, ffn_scratch_);
+        leave(m);
+        if (tap < tap_layers_.size() && tap_layers_[tap] == static_cast<int64_t>(l)) {
+            const int64_t column = static_cast<int64_t>(tap++) * config_.hidden_size;
+            backend_.stream_mean(taps_out_.first(m).slice_cols(column, config_.hidden_size),
+                                 streams_.first(m), hyper_.streams);
+        }
+    }
+    position_.layer(-1);
+    position_.op("head");
+    const View<float> logits = logits_.first(logit_count_);
+    if (logit_count_ == 0) return logits;
+    backend_.stream_mean(mean_.first(m), streams_.first(m), hyper_.streams);
+    const View<float> hidden = hidden_.first(logit_count_);
+    backend_.copy_rows(hidden, mean_.first(m), pass.logit_rows);
+    backend_.rms_norm(hidden, hidden, final_norm_, hyper_.norm_eps);
+    backend_.linear(logits, hidden, head_);
+    return logits;
+}
+
+void TargetModel::flush(int32_t slot, int32_t pending, bool fresh) const {
+    for (const Layer& layer : layers_) {
+        if (layer.kda) layer.kda->flush(slot, pending, fresh);
+    }
+}
+
+std::vector<std::vector<float>> TargetModel::download_state(int32_t slot, int64_t length) const {
+    std::vector<std::vector<float>> states;
+    for (const Layer& layer : layers_) {
+        states.push_back(layer.kda ? layer.kda->download_state(slot)
+                                   : layer.mla->download_state(slot, length));
+    }
+    return states;
+}
+
+std::string TargetModel::skipped_tensors() const {
+    int64_t mtp = 0;
+    int64_t vision = 0;
+    int64_t other = 0;
+    std::string example;
+    for (const std::string& tensor : loader_.unused()) {
+        const size_t at = tensor.find("layers.");
+        int64_t layer = -1;
+        if (at != std::string::npos) {
+            std::from_chars(tensor.data() + at + 7, tensor.data() + tensor.size(), layer);
+        }
+        if (tensor.starts_with("model.visual.") || tensor.starts_with("visual.")) {
+            ++vision;
+        } else if (layer >= config_.num_layers) {
+            ++mtp;
+        } else {
+            ++other;
+            if (example.empty()) example = tensor;
+        }
+    }
+    std::vector<std::string> parts;
+    if (mtp > 0) parts.push_back(fmt::format("{} MTP", mtp));
+    if (vision > 0) parts.push_back(fmt::format("{} vision", vision));
+    if (other > 0) parts.push_back(fmt::format("{} unknown ({}, ...)", other, example));
+    return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace quadrille

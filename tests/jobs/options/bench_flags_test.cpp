@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags of bench: defaults, every flag, bad values.
+#include "jobs/options/options.h"
+#include "tests/support/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+using test::parse;
+using test::usage_error;
+using test::Words;
+using Numbers = std::vector<int64_t>;
+
+BenchOptions bench(const Words& more, const Words& environment = {}) {
+    Words all = {"bench", "--target", "T"};
+    all.insert(all.end(), more.begin(), more.end());
+    return std::get<BenchOptions>(parse(all, environment));
+}
+
+TEST(BenchFlags, HaveTheirDefaults) {
+    const BenchOptions plain = bench({});
+    EXPECT_EQ(plain.target, "T");
+    EXPECT_EQ(plain.draft, "none");
+    EXPECT_EQ(plain.k, Numbers{0});
+    EXPECT_EQ(plain.concurrency, Numbers{1});
+    EXPECT_EQ(plain.prompts, "");
+    EXPECT_EQ(plain.prompt_tokens, 128);
+    EXPECT_EQ(plain.new_tokens, 64);
+    EXPECT_EQ(plain.limit, 0);
+    EXPECT_EQ(plain.repeat, 1);
+    EXPECT_EQ(plain.json + plain.tsv, "");
+    EXPECT_EQ(bench({"--draft", "D"}).k, (Numbers{0, 2}));
+    EXPECT_EQ(bench({}, {"DFLASH_DRAFT=D", "DFLASH_K=3"}).k, Numbers{3});
+}
+
+TEST(BenchFlags, SetWhatTheyName) {
+    const BenchOptions options = bench({"--draft",
+                                        "D",
+                                        "--k",
+                                        "7,0,2",
+                                        "--concurrency",
+                                        "4,1",
+                                        "--prompts",
+                                        "p.h5",
+                                        "--prompt-tokens",
+                                        "9",
+                                        "--new-tokens",
+                                        "8",
+                                        "--limit",
+                                        "6",
+                                        "--repeat",
+                                        "3",
+                                        "--json",
+                                        "j",
+                                        "--append-tsv",
+                                        "t",
+                                        "--max-batched-tokens",
+                                        "200",
+                                        "--tp",
+                                        "2",
+                                        "--backend",
+                                        "cpu-avx2",
+                                        "--comm",
+                                        "mpi",
+                                        "--draft-placement",
+                                        "replicated"});
+    EXPECT_EQ(options.k, (Numbers{7, 0, 2}));
+    EXPECT_EQ(options.concurrency, (Numbers{4, 1}));
+    EXPECT_EQ(options.prompts, "p.h5");
+    EXPECT_EQ(options.prompt_tokens, 9);
+    EXPECT_EQ(options.new_tokens, 8);
+    EXPECT_EQ(options.limit, 6);
+    EXPECT_EQ(options.repeat, 3);
+    EXPECT_EQ(options.json, "j");
+    EXPECT_EQ(options.tsv, "t");
+    EXPECT_EQ(options.max_batched_tokens, 192);
+    EXPECT_EQ(options.tp, 2);
+    EXPECT_EQ(options.backend, "cpu-avx2");
+    EXPECT_EQ(options.draft_placement, DraftPlacement::replicated);
+}
+
+TEST(BenchFlags, NameBadValues) {
+    const auto message = [](const Words& more) {
+        Words all = {"bench", "--target", "T"};
+        all.insert(all.end(), more.begin(), more.end());
+        return usage_error(all);
+    };
+    EXPECT_EQ(message({"--k", "0,2"}), "--k: expected 0 without a drafter (--draft none), found 2");
+    EXPECT_EQ(message({"--draft", "D", "--k", "2,0,2"}),
+              "--k: expected different numbers, found 2 twice");
+    EXPECT_EQ(message({"--concurrency", "4,4"}),
+              "--concurrency: expected different numbers, found 4 twice");
+    EXPECT_EQ(message({"--k", "0,x"}).find("--k: expected an integer from 0 to 63, found 'x'"), 0u);
+    EXPECT_EQ(message({"--concurrency", "0"})
+                  .find("--concurrency: expected an integer from 1 to 4096, found '0'"),
+              0u);
+    EXPECT_EQ(message({"--new-tokens", "0"}).find("--new-tokens: expected an integer from 1"), 0u);
+    EXPECT_EQ(message({"--repeat", "0"}).find("--repeat: expected an integer from 1 to 1000"), 0u);
+    EXPECT_EQ(message({"--json", ""}),
+              "--json: expected a file, found an empty string (see "
+              "quadrille bench --help)");
+    EXPECT_EQ(usage_error({"bench"}),
+              "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
+}
+
+}  // namespace
+}  // namespace quadrille
