@@ -26,6 +26,16 @@ inline constexpr uint32_t k3instAddend = 64248484u;
 inline constexpr uint32_t kMcgMultiplier = 0xCBAC1FEDu;   // value of a `mcg` marker
 inline constexpr uint32_t kMul1Multiplier = 0x83DCD12Du;  // value of a `mul1` marker
 
+// Channels rounded up to whole Hadamard blocks, as they are stored.
+constexpr int64_t padded(int64_t channels) {
+    return (channels + kBlock - 1) / kBlock * kBlock;
+}
+
+// Bytes of the codes of n_padded x k_padded weights.
+constexpr int64_t trellis_bytes(int64_t n_padded, int64_t k_padded, int bits) {
+    return n_padded * k_padded / 8 * bits;
+}
+
 // 32-bit words of one tile.
 QUADRILLE_HOST_DEVICE constexpr int tile_words(int bits) {
     return 8 * bits;

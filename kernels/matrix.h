@@ -12,6 +12,12 @@ namespace quadrille {
 
 enum class Codebook : uint8_t { three_inst = 0, mcg = 1, mul1 = 2 };
 
+// As the format's own tools call it: "3inst", "mcg", "mul1".
+constexpr const char* name(Codebook codebook) {
+    if (codebook == Codebook::mcg) return "mcg";
+    return codebook == Codebook::mul1 ? "mul1" : "3inst";
+}
+
 // Row-parallel products (o_proj, down) are summed in kSegments fixed segments of the whole input
 // width, as a balanced tree, so that 1, 2 and 4 ranks give the same bits (docs/design.md §6).
 inline constexpr int kSegments = 4;

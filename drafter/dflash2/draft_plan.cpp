@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "drafter/dflash2/draft_plan.h"
 
+#include "io/checkpoint/exl3_module.h"
+#include "io/checkpoint/module_names.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
@@ -115,36 +117,30 @@ void check_draft_config(const DraftConfig& draft, const ModelConfig& target, int
 }
 
 void check_draft_tensors(const DraftConfig& draft, const Checkpoint& checkpoint) {
-    const std::string folder = checkpoint.folder().string();
     const std::vector<Module> modules = draft_modules(draft);
-    for (const Module& module : modules) {
-        const std::string name = module.matrix ? module.name + ".weight" : module.name;
-        const Tensor* tensor = checkpoint.find(name);
-        if (tensor == nullptr && module.matrix &&
-            (checkpoint.find(module.name + ".trellis") != nullptr ||
-             checkpoint.find(module.name + ".rank0.trellis") != nullptr)) {
-            continue;  // the loader checks an EXL3 module's many parts
-        }
-        const std::string expected = fmt::format("[{}]", fmt::join(module.shape, ", "));
-        if (tensor == nullptr) {
-            throw Error(ErrorKind::input, fmt::format("{}: tensor {} is missing (expected {})",
-                                                      folder, name, expected));
-        }
-        if (tensor->shape != module.shape) {
-            throw Error(ErrorKind::input, fmt::format("{}: tensor {}: expected {}, found {}",
-                                                      folder, name, expected, tensor->describe()));
-        }
-    }
     for (const auto& [name, tensor] : checkpoint.tensors()) {
-        const auto owns = [&name = name](const Module& module) {
-            return module.matrix ? name.starts_with(module.name + ".") : name == module.name;
+        const TensorName parsed = parse_tensor_name(name);
+        const auto owns = [&name = name, &parsed](const Module& module) {
+            return module.matrix ? parsed.module == module.name && parsed.part != TensorPart::bare
+                                 : name == module.name;
         };
         if (std::none_of(modules.begin(), modules.end(), owns)) {
             throw Error(
                 ErrorKind::input,
                 fmt::format("{}: tensor {}: expected no such tensor in a drafter of this config",
-                            folder, name));
+                            checkpoint.folder().string(), name));
         }
+    }
+    for (const Module& module : modules) {
+        const StoredAs form = stored_as(checkpoint, module.name);
+        if (module.matrix && (form == StoredAs::exl3 || form == StoredAs::exl3_split)) {
+            find_exl3_module(checkpoint, module.name, module.shape[0], module.shape[1]);
+            continue;
+        }
+        const TensorPart part = module.matrix ? TensorPart::weight : TensorPart::bare;
+        const std::string expected = fmt::format("[{}]", fmt::join(module.shape, ", "));
+        const Tensor& tensor = checkpoint.get(tensor_name(module.name, part), expected);
+        if (tensor.shape != module.shape) checkpoint.refuse(tensor, expected);
     }
 }
 

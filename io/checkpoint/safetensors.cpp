@@ -297,6 +297,18 @@ const Tensor* Checkpoint::find(const std::string& name) const {
     return found == tensors_.end() ? nullptr : &found->second;
 }
 
+const Tensor& Checkpoint::get(const std::string& name, const std::string& expected) const {
+    if (const Tensor* tensor = find(name)) return *tensor;
+    throw Error(ErrorKind::input, fmt::format("{}: tensor {} is missing (expected {})",
+                                              folder_.string(), name, expected));
+}
+
+void Checkpoint::refuse(const Tensor& tensor, const std::string& expected) const {
+    throw Error(ErrorKind::input,
+                fmt::format("{}: tensor {}: expected {}, found {}", folder_.string(), tensor.name,
+                            expected, tensor.describe()));
+}
+
 std::string Checkpoint::digest() const {
     Digest digest;
     for (size_t i = 0; i < files_.size(); ++i) {

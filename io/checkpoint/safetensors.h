@@ -37,6 +37,10 @@ class Checkpoint {
     Checkpoint& operator=(Checkpoint&&) noexcept;
 
     const Tensor* find(const std::string& name) const;  // nullptr: absent
+    // A tensor that must be there; `expected` describes it for the message. Error{input}.
+    const Tensor& get(const std::string& name, const std::string& expected) const;
+    // Throws Error{input} naming folder, tensor, expected and found.
+    [[noreturn]] void refuse(const Tensor& tensor, const std::string& expected) const;
     const std::map<std::string, Tensor>& tensors() const { return tensors_; }
     const std::vector<std::filesystem::path>& files() const { return files_; }
     const std::filesystem::path& folder() const { return folder_; }

@@ -42,12 +42,8 @@ ordered_json number_json(double value) {
     return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
 }
 
-std::string codebook_name(Codebook codebook) {
-    if (codebook == Codebook::mcg) return "mcg";
-    return codebook == Codebook::mul1 ? "mul1" : "3inst";
-}
 std::string form_name(const Storage& form) {
-    return fmt::format("{} bits {}", form.bits, codebook_name(form.codebook));
+    return fmt::format("{} bits {}", form.bits, name(form.codebook));
 }
 
 // Free text as one field of a row.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/files/checkpoint_summary.h"
 
+#include "io/checkpoint/exl3_module.h"
 #include "io/checkpoint/model_config.h"
+#include "io/checkpoint/module_names.h"
 #include "io/text/tokenizer.h"
 #include "jobs/common/table.h"
 #include "kernels/error.h"
@@ -17,12 +19,6 @@
 
 namespace quadrille {
 namespace {
-
-const std::set<std::string>& suffixes() {
-    static const std::set<std::string> names = {
-        "weight", "bias", "trellis", "suh", "svh", "su", "sv", "mcg", "mul1", "weight_scale_inv"};
-    return names;
-}
 
 bool is_number(const std::string& part) {
     return !part.empty() && std::all_of(part.begin(), part.end(),
@@ -47,55 +43,31 @@ std::string without_numbers(const std::string& name) {
     return fmt::format("{}", fmt::join(parts, "."));
 }
 
-// Number after "layers", or -1.
-int64_t layer_of(const std::vector<std::string>& parts) {
-    for (size_t i = 0; i + 1 < parts.size(); ++i)
-        if (parts[i] == "layers" && is_number(parts[i + 1]) && parts[i + 1].size() < 9)
-            return std::stoll(parts[i + 1]);
-    return -1;
-}
-
-bool is_trellis(const std::string& suffix) {
-    return suffix == "trellis" || suffix.ends_with(".trellis");
-}
-
-// Scales, markers and the like belong to a module but are no weights of it.
-bool is_helper(const std::string& suffix) {
-    return suffix != "" && suffix != "weight" && suffix != "bias" && !is_trellis(suffix);
-}
-
 // Trellis (K/16, N/16, 16·bits) int16 of a (N, K) matrix.
-int64_t trellis_bits(const Tensor& trellis) {
-    return trellis.shape.size() == 3 ? trellis.shape[2] / exl3::kTile : 0;
-}
-
-int64_t weights_of(const Tensor& tensor, const std::string& suffix) {
-    if (is_helper(suffix)) return 0;
-    if (!is_trellis(suffix)) return tensor.elements();
-    return trellis_bits(tensor) == 0 ? 0 : tensor.elements() / trellis_bits(tensor) * exl3::kTile;
-}
-
-// The marker lies beside the trellis, or with the module when that is split for ranks.
-std::string codebook_of(const Checkpoint& checkpoint, const Tensor& trellis,
-                        const std::string& module) {
-    const std::string beside = trellis.name.substr(0, trellis.name.rfind('.'));
-    for (const char* codebook : {"mcg", "mul1"})
-        for (const std::string& owner : {beside, module})
-            if (checkpoint.find(owner + "." + codebook) != nullptr) return codebook;
-    return "3inst";
+int64_t weights_of(const Tensor& tensor, TensorPart part) {
+    if (!holds_weights(part)) return 0;
+    if (part != TensorPart::trellis) return tensor.elements();
+    const int64_t bits = trellis_bits(tensor);
+    return bits == 0 ? 0 : tensor.elements() / bits * exl3::kTile;
 }
 
 std::string form_of(const Checkpoint& checkpoint, const Tensor& tensor, const TensorName& name) {
-    if (!is_trellis(name.suffix)) return quadrille::name(tensor.dtype);
+    if (name.part != TensorPart::trellis) return quadrille::name(tensor.dtype);
     return fmt::format("EXL3 {} bits {}", trellis_bits(tensor),
-                       codebook_of(checkpoint, tensor, name.module));
+                       quadrille::name(stored_codebook(checkpoint, name.module, name.rank)));
 }
 
-std::string shape_of(const Tensor& tensor, const std::string& suffix) {
+std::string shape_of(const Tensor& tensor, TensorPart part) {
     std::vector<int64_t> shape = tensor.shape;
-    if (is_trellis(suffix) && shape.size() == 3)
+    if (part == TensorPart::trellis && shape.size() == 3)
         shape = {shape[1] * exl3::kTile, shape[0] * exl3::kTile};
     return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// ".trellis"; ".rank*.trellis" of a matrix that is split for its ranks.
+std::string suffix_text(const TensorName& name) {
+    if (name.part == TensorPart::bare) return "(none)";
+    return fmt::format("{}.{}", name.rank < 0 ? "" : ".rank*", suffix(name.part));
 }
 
 std::string bits_text(const ClassSummary& summary) {
@@ -180,27 +152,14 @@ std::string module_table(const CheckpointSummary& summary) {
 
 }  // namespace
 
-TensorName split_name(const std::string& name) {
-    const size_t dot = name.rfind('.');
-    if (dot == std::string::npos || !suffixes().contains(name.substr(dot + 1))) return {name, ""};
-    TensorName out{name.substr(0, dot), name.substr(dot + 1)};
-    // A matrix that was split for its ranks: MODULE.rank0.trellis.
-    const size_t rank = out.module.rfind(".rank");
-    if (rank != std::string::npos && is_number(out.module.substr(rank + 5))) {
-        out.suffix = "rank*." + out.suffix;
-        out.module.resize(rank);
-    }
-    return out;
-}
-
 std::string tensor_class(const std::string& name, int64_t num_layers) {
     const std::vector<std::string> parts = parts_of(name);
     const auto has = [&](const char* part) {
         return std::find(parts.begin(), parts.end(), part) != parts.end();
     };
     const auto contains = [&](const char* text) { return name.find(text) != std::string::npos; };
-    if (has("visual") || has("vision_model")) return "vision";
-    if (num_layers >= 0 && layer_of(parts) >= num_layers) return "MTP";
+    if (is_vision(name)) return "vision";
+    if (num_layers >= 0 && layer_of(name) >= num_layers) return "MTP";
     if (has("embed_tokens")) return "embedding";
     if (has("lm_head")) return "head";
     if (has("indexer")) return "indexer";
@@ -224,17 +183,17 @@ double ClassSummary::bits() const {
 CheckpointSummary summarize(const Checkpoint& checkpoint, int64_t num_layers) {
     CheckpointSummary summary;
     for (const auto& [full, tensor] : checkpoint.tensors()) {
-        const TensorName name = split_name(full);
-        const int64_t weights = weights_of(tensor, name.suffix);
+        const TensorName name = parse_tensor_name(full);
+        const int64_t weights = weights_of(tensor, name.part);
         const std::string form = form_of(checkpoint, tensor, name);
         add(summary.classes[tensor_class(full, num_layers)], tensor, weights, form);
         add(summary.total, tensor, weights, form);
-        ++summary.suffixes[name.suffix.empty() ? "(none)" : "." + name.suffix];
-        if (is_helper(name.suffix)) continue;
-        const std::string suffix =
-            is_trellis(name.suffix) || name.suffix.empty() ? "" : "." + name.suffix;
-        ModuleSummary& module = summary.modules[{without_numbers(name.module) + suffix, form,
-                                                 shape_of(tensor, name.suffix)}];
+        ++summary.suffixes[suffix_text(name)];
+        if (!holds_weights(name.part)) continue;
+        const bool itself = name.part == TensorPart::trellis || name.part == TensorPart::bare;
+        const std::string title =
+            without_numbers(name.module) + (itself ? "" : std::string(".") + suffix(name.part));
+        ModuleSummary& module = summary.modules[{title, form, shape_of(tensor, name.part)}];
         ++module.count;
         module.bytes += std::ssize(tensor.bytes);
     }

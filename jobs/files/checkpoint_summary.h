@@ -18,14 +18,6 @@ namespace quadrille {
 // "MTP"; num_layers < 0: not known.
 std::string tensor_class(const std::string& name, int64_t num_layers);
 
-// A tensor's name without its storage suffix (.weight, .trellis, .suh, .rank0.trellis…), and the
-// suffix, "" for a bare parameter.
-struct TensorName {
-    std::string module;
-    std::string suffix;
-};
-TensorName split_name(const std::string& name);
-
 struct ClassSummary {
     int64_t tensors = 0;
     int64_t weights = 0;  // logical ones: K·N of a trellis; scales and markers count none

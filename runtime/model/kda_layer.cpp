@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/model/kda_layer.h"
 
+#include "io/checkpoint/module_names.h"
+
 namespace quadrille {
 
 KdaScratch::KdaScratch(Backend& backend, const ModelConfig& config, const ShardPlan& plan,
@@ -35,26 +37,19 @@ KdaLayer::KdaLayer(Backend& backend, WeightLoader& loader, const std::string& pr
     for (int64_t part = 0; part < 3; ++part) {
         thirds.push_back({part * channels + share.begin, part * channels + share.end});
     }
-    if (loader.has_module(prefix + "qkv_proj")) {
+    const auto has = [&](const std::string& module) { return loader.has_module(module); };
+    const auto stored = stored_modules(kQkvNames, prefix, has);
+    const int64_t fused = 3 / std::ssize(stored);  // parts in a stored matrix: 3 or 1
+    for (size_t i = 0; i < stored.size(); ++i) {
+        const auto rows = fused == 1 ? std::vector<Range>{share} : thirds;
         qkv_.emplace_back(
-            0, loader.matrix(
-                   prefix + "qkv_proj", 3 * channels, hidden,
-                   {.rows = thirds, .cols = {0, hidden}, .segments = 1, .segment = {0, hidden}}));
-    } else {
-        int64_t column = 0;
-        for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-            qkv_.emplace_back(column,
-                              loader.column_parallel(prefix + name, channels, hidden, share));
-            column += c;
-        }
+            static_cast<int64_t>(i) * c,
+            loader.matrix(stored[i], fused * channels, hidden, MatrixSlice::of_rows(rows, hidden)));
     }
-    if (loader.has_module(prefix + "conv1d")) {
-        weights_.conv = loader.joined({prefix + "conv1d.weight"}, 3 * channels, taps, thirds);
-    } else {
-        weights_.conv = loader.joined(
-            {prefix + "q_conv1d.weight", prefix + "k_conv1d.weight", prefix + "v_conv1d.weight"},
-            channels, taps, {share});
-    }
+    std::vector<std::string> conv = stored_modules(kConvNames, prefix, has);
+    for (std::string& module : conv) module = tensor_name(module, TensorPart::weight);
+    weights_.conv = conv.size() == 1 ? loader.joined(conv, 3 * channels, taps, thirds)
+                                     : loader.joined(conv, channels, taps, {share});
     f_a_ = loader.matrix(prefix + "f_a_proj", dim, hidden);
     f_b_ = loader.column_parallel(prefix + "f_b_proj", channels, dim, share);
     g_a_ = loader.matrix(prefix + "g_a_proj", dim, hidden);

@@ -47,11 +47,9 @@ MlaLayer::MlaLayer(Backend& backend, WeightLoader& loader, const std::string& pr
     kv_a_ = loader.matrix(prefix + "kv_a_proj_with_mqa", rank, hidden);
     kv_norm_ = loader.vector(prefix + "kv_a_layernorm.weight", rank);
     const int64_t kv_dim = key_dim + value_dim;
-    kv_b_ = loader.native_matrix(prefix + "kv_b_proj", heads * kv_dim, rank,
-                                 {.rows = {{own.begin * kv_dim, own.end * kv_dim}},
-                                  .cols = {0, rank},
-                                  .segments = 1,
-                                  .segment = {0, rank}});
+    kv_b_ =
+        loader.native_matrix(prefix + "kv_b_proj", heads * kv_dim, rank,
+                             MatrixSlice::of_rows({{own.begin * kv_dim, own.end * kv_dim}}, rank));
     out_ = loader.row_parallel(prefix + "o_proj", hidden, heads * value_dim, plan.mla);
 
     const std::string indexer = prefix + "indexer.";

@@ -10,15 +10,6 @@
 
 namespace quadrille {
 
-Range block_share(int64_t width, int parts, int part) {
-    const int64_t blocks = (width + kShardBlock - 1) / kShardBlock;
-    const int64_t base = blocks / parts;
-    const int64_t larger = blocks % parts;
-    const int64_t first = part * base + std::min<int64_t>(part, larger);
-    const int64_t count = base + (part < larger ? 1 : 0);
-    return {std::min(first * kShardBlock, width), std::min((first + count) * kShardBlock, width)};
-}
-
 SegmentedRange segment_share(int64_t width, int ranks, int rank) {
     require(ranks == 1 || ranks == 2 || ranks == 4, "1, 2 or 4 ranks");
     SegmentedRange share;

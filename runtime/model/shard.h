@@ -5,7 +5,9 @@
 // same numbers in the same tree (docs/design.md §6, §7).
 #pragma once
 
+#include "io/checkpoint/matrix_slice.h"
 #include "io/checkpoint/model_config.h"
+#include "kernels/exl3.h"
 #include "kernels/matrix.h"
 
 #include <array>
@@ -15,17 +17,7 @@
 
 namespace quadrille {
 
-inline constexpr int64_t kShardBlock = 128;
-
-struct Range {
-    int64_t begin = 0;
-    int64_t end = 0;
-    int64_t size() const { return end - begin; }
-};
-
-// Part `part` of `width` channels cut in `parts` parts of whole blocks; earlier parts are one block
-// larger where the blocks do not divide, the last block may be short, late parts may be empty.
-Range block_share(int64_t width, int parts, int part);
+inline constexpr int64_t kShardBlock = exl3::kBlock;
 
 // A row-parallel width as one rank holds it: channels `range` of the whole, and the segments inside
 // it, relative to range.begin.

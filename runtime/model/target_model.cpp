@@ -1,29 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/model/target_model.h"
 
-#include "kernels/error.h"
+#include "io/checkpoint/module_names.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace quadrille {
-
-namespace {
-
-// Official names carry the first prefix; the others are met in text-only repacks.
-std::string text_prefix(const Checkpoint& checkpoint) {
-    for (const char* prefix : {"model.language_model.", "model.", ""}) {
-        if (checkpoint.find(std::string(prefix) + "embed_tokens.weight") != nullptr) return prefix;
-    }
-    throw Error(ErrorKind::input,
-                fmt::format("{}: tensor model.language_model.embed_tokens.weight is missing",
-                            checkpoint.folder().string()));
-}
-
-}  // namespace
 
 TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& position,
                          const ModelConfig& config, const Checkpoint& checkpoint,
@@ -170,14 +155,9 @@ std::string TargetModel::skipped_tensors() const {
     int64_t other = 0;
     std::string example;
     for (const std::string& tensor : loader_.unused()) {
-        const size_t at = tensor.find("layers.");
-        int64_t layer = -1;
-        if (at != std::string::npos) {
-            std::from_chars(tensor.data() + at + 7, tensor.data() + tensor.size(), layer);
-        }
-        if (tensor.starts_with("model.visual.") || tensor.starts_with("visual.")) {
+        if (is_vision(tensor)) {
             ++vision;
-        } else if (layer >= config_.num_layers) {
+        } else if (layer_of(tensor) >= config_.num_layers) {
             ++mtp;
         } else {
             ++other;

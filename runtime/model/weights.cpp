@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Native tensors, vectors and memory; EXL3 modules are in weights_exl3.cpp.
 #include "runtime/model/weights.h"
 
+#include "io/checkpoint/module_names.h"
 #include "kernels/error.h"
-#include "kernels/exl3_decode.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -46,26 +45,13 @@ std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
 WeightLoader::WeightLoader(Backend& backend, const Checkpoint& checkpoint)
     : backend_(backend), checkpoint_(checkpoint) {}
 
-const Tensor* WeightLoader::find(const std::string& tensor_name) {
-    const Tensor* tensor = checkpoint_.find(tensor_name);
-    if (tensor != nullptr) used_.insert(tensor_name);
-    return tensor;
-}
-
-const Tensor& WeightLoader::need(const std::string& tensor_name, const char* purpose) {
-    const Tensor* tensor = find(tensor_name);
-    if (tensor == nullptr) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: tensor {} is missing (expected {})",
-                                checkpoint_.folder().string(), tensor_name, purpose));
-    }
-    return *tensor;
+const Tensor& WeightLoader::need(const std::string& tensor_name, const std::string& expected) {
+    used_.insert(tensor_name);
+    return checkpoint_.get(tensor_name, expected);
 }
 
 bool WeightLoader::has_module(const std::string& module) const {
-    return checkpoint_.find(module) != nullptr || checkpoint_.find(module + ".weight") != nullptr ||
-           checkpoint_.find(module + ".trellis") != nullptr ||
-           checkpoint_.find(module + ".rank0.trellis") != nullptr;
+    return stored_as(checkpoint_, module) != StoredAs::absent;
 }
 
 void* WeightLoader::reserve(int64_t bytes) {
@@ -92,9 +78,13 @@ void* WeightLoader::store(const void* host, int64_t bytes) {
     return place;
 }
 
+template <class T>
+const T* WeightLoader::store(const std::vector<T>& values) {
+    return static_cast<const T*>(store(values.data(), std::ssize(values) * int64_t{sizeof(T)}));
+}
+
 const Mlp* WeightLoader::table(const std::vector<Mlp>& entries) {
-    return static_cast<const Mlp*>(
-        store(entries.data(), static_cast<int64_t>(entries.size() * sizeof(Mlp))));
+    return store(entries);
 }
 
 const float* WeightLoader::vector(const std::string& tensor_name, int64_t count) {
@@ -109,19 +99,15 @@ const float* WeightLoader::vector(const std::string& tensor_name, int64_t count,
 const float* WeightLoader::tensor(const std::string& tensor_name,
                                   const std::vector<int64_t>& shape) {
     const std::string expected = fmt::format("[{}]", fmt::join(shape, ", "));
-    const Tensor& tensor = need(tensor_name, expected.c_str());
+    const Tensor& tensor = need(tensor_name, expected);
     if (!is_float(tensor.dtype) || tensor.shape != shape) {
-        throw Error(
-            ErrorKind::input,
-            fmt::format("{}: tensor {}: expected BF16, F16 or F32 {}, found {}",
-                        checkpoint_.folder().string(), tensor_name, expected, tensor.describe()));
+        checkpoint_.refuse(tensor, "BF16, F16 or F32 " + expected);
     }
     std::vector<float> values;
     for (int64_t i = 0; i < tensor.elements(); ++i) {
         values.push_back(load_float(tensor.bytes.data(), tensor.dtype, i));
     }
-    return static_cast<const float*>(
-        store(values.data(), static_cast<int64_t>(values.size() * sizeof(float))));
+    return store(values);
 }
 
 const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64_t count,
@@ -130,12 +116,9 @@ const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64
     for (const std::string& tensor_name : tensors) {
         const std::string shape =
             width == 1 ? fmt::format("[{}]", count) : fmt::format("[{}, {}]", count, width);
-        const Tensor& tensor = need(tensor_name, shape.c_str());
+        const Tensor& tensor = need(tensor_name, shape);
         if (!is_float(tensor.dtype) || without_ones(tensor.shape) != without_ones({count, width})) {
-            throw Error(
-                ErrorKind::input,
-                fmt::format("{}: tensor {}: expected BF16, F16 or F32 {}, found {}",
-                            checkpoint_.folder().string(), tensor_name, shape, tensor.describe()));
+            checkpoint_.refuse(tensor, "BF16, F16 or F32 " + shape);
         }
         for (const Range& range : ranges) {
             for (int64_t i = range.begin * width; i < range.end * width; ++i) {
@@ -143,17 +126,15 @@ const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64
             }
         }
     }
-    return static_cast<const float*>(
-        store(values.data(), static_cast<int64_t>(values.size() * sizeof(float))));
+    return store(values);
 }
 
 Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k) {
-    return matrix(module, n, k,
-                  {.rows = {{0, n}}, .cols = {0, k}, .segments = 1, .segment = {0, k}});
+    return matrix(module, n, k, MatrixSlice::of_rows({{0, n}}, k));
 }
 
 Matrix WeightLoader::column_parallel(const std::string& module, int64_t n, int64_t k, Range rows) {
-    return matrix(module, n, k, {.rows = {rows}, .cols = {0, k}, .segments = 1, .segment = {0, k}});
+    return matrix(module, n, k, MatrixSlice::of_rows({rows}, k));
 }
 
 Matrix WeightLoader::row_parallel(const std::string& module, int64_t n, int64_t k,
@@ -167,76 +148,80 @@ Matrix WeightLoader::row_parallel(const std::string& module, int64_t n, int64_t 
 
 Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k,
                             const MatrixSlice& slice) {
-    const bool split = checkpoint_.find(module + ".rank0.trellis") != nullptr;
-    const bool exl3 = checkpoint_.find(module + ".trellis") != nullptr;
-    const bool bare = checkpoint_.find(module) != nullptr;
-    const bool native = checkpoint_.find(module + ".weight") != nullptr;
-    if (int{split} + int{exl3} + int{bare} + int{native} > 1) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: module {} is stored more than once (native and EXL3)",
-                                checkpoint_.folder().string(), module));
+    const StoredAs form = stored_as(checkpoint_, module);
+    if (form == StoredAs::exl3 || form == StoredAs::exl3_split) {
+        const Exl3Matrix packed = read_packed(module, n, k, slice);
+        Matrix matrix = packed.view();
+        matrix.segments = slice.segments;
+        matrix.segment = slice.segment;
+        matrix.trellis = reinterpret_cast<const uint16_t*>(store(packed.trellis));
+        matrix.suh = store(packed.suh);
+        matrix.svh = store(packed.svh);
+        matrix.bias = bias_of(module, n, k, slice);
+        return matrix;
     }
-    if (split) return load_presplit(module, n, k, slice);
-    if (exl3) return load_exl3(module, n, k, slice);
-    const std::string purpose = fmt::format("[{}, {}] or an EXL3 trellis of that size", n, k);
-    return load_native(need(bare ? module : module + ".weight", purpose.c_str()), n, k, slice);
+    const TensorPart part = form == StoredAs::bare ? TensorPart::bare : TensorPart::weight;
+    const Tensor& tensor = need(tensor_name(module, part),
+                                fmt::format("[{}, {}] or an EXL3 trellis of that size", n, k));
+    return load_native(tensor, n, k, slice);
 }
 
 Matrix WeightLoader::native_matrix(const std::string& module, int64_t n, int64_t k,
                                    const MatrixSlice& slice) {
-    Matrix matrix = this->matrix(module, n, k, slice);
-    if (!matrix.is_exl3()) return matrix;
-    // Once, at load: the packed form goes back to the host and is decoded there.
-    const auto fetch = [&](const auto* from, int64_t count) {
-        std::vector<std::remove_cvref_t<decltype(*from)>> values(static_cast<size_t>(count));
-        backend_.download(values.data(), from, count * int64_t{sizeof(*from)});
-        return values;
-    };
-    const std::vector<uint16_t> trellis =
-        fetch(matrix.trellis, matrix.k_padded * matrix.n_padded / 16 * matrix.bits);
-    const std::vector<F16> suh = fetch(matrix.suh, matrix.k_padded);
-    const std::vector<F16> svh = fetch(matrix.svh, matrix.n_padded);
-    Matrix packed = matrix;
-    packed.trellis = trellis.data();
-    packed.suh = suh.data();
-    packed.svh = svh.data();
-    std::vector<float> weights(static_cast<size_t>(matrix.n * matrix.k));
-    exl3_dequantize(weights.data(), packed);
+    const StoredAs form = stored_as(checkpoint_, module);
+    if (form != StoredAs::exl3 && form != StoredAs::exl3_split) return matrix(module, n, k, slice);
     Matrix native;
-    native.n = matrix.n;
-    native.k = matrix.k;
+    native.n = slice.n();
+    native.k = slice.k();
     native.dtype = Dtype::f32;
-    native.bias = matrix.bias;
-    native.segments = matrix.segments;
-    native.segment = matrix.segment;
-    native.weights = store(weights.data(), std::ssize(weights) * int64_t{sizeof(float)});
+    native.segments = slice.segments;
+    native.segment = slice.segment;
+    native.weights = store(read_packed(module, n, k, slice).decode());
+    native.bias = bias_of(module, n, k, slice);
     return native;
+}
+
+Exl3Matrix WeightLoader::read_packed(const std::string& module, int64_t n, int64_t k,
+                                     const MatrixSlice& slice) {
+    const Exl3Module stored = find_exl3_module(checkpoint_, module, n, k);
+    for (const Tensor* tensor : stored.tensors) used_.insert(tensor->name);
+    return read_exl3(stored, slice);
+}
+
+// The bias of an EXL3 module, or nullptr.
+const float* WeightLoader::bias_of(const std::string& module, int64_t n, int64_t k,
+                                   const MatrixSlice& slice) {
+    const std::string bias = tensor_name(module, TensorPart::bias);
+    if (checkpoint_.find(bias) == nullptr) return nullptr;
+    if (slice.cols.size() != k || slice.segments != 1) {
+        throw Error(ErrorKind::input,
+                    fmt::format("{}: tensor {}: a bias on a matrix split by input channels is "
+                                "not supported",
+                                checkpoint_.folder().string(), bias));
+    }
+    return vector(bias, n, slice.rows);
 }
 
 Matrix WeightLoader::load_native(const Tensor& tensor, int64_t n, int64_t k,
                                  const MatrixSlice& slice) {
     if (!is_float(tensor.dtype) || tensor.shape != std::vector<int64_t>{n, k}) {
-        throw Error(
-            ErrorKind::input,
-            fmt::format("{}: tensor {}: expected BF16, F16 or F32 [{}, {}], found {}",
-                        checkpoint_.folder().string(), tensor.name, n, k, tensor.describe()));
+        checkpoint_.refuse(tensor, fmt::format("BF16, F16 or F32 [{}, {}]", n, k));
     }
     Matrix matrix;
-    matrix.k = slice.cols.size();
+    matrix.n = slice.n();
+    matrix.k = slice.k();
     matrix.dtype = tensor.dtype;
     matrix.segments = slice.segments;
     matrix.segment = slice.segment;
     const int64_t size = size_of(tensor.dtype);
-    const int64_t row_bytes = matrix.k * size;
     std::vector<std::byte> staged;
     for (const Range& rows : slice.rows) {
-        matrix.n += rows.size();
         for (int64_t row = rows.begin; row < rows.end; ++row) {
             const std::byte* from = tensor.bytes.data() + (row * k + slice.cols.begin) * size;
-            staged.insert(staged.end(), from, from + row_bytes);
+            staged.insert(staged.end(), from, from + matrix.k * size);
         }
     }
-    matrix.weights = store(staged.data(), static_cast<int64_t>(staged.size()));
+    matrix.weights = store(staged);
     return matrix;
 }
 

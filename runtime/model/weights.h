@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads tensors of a checkpoint into backend memory, sliced for one rank. A module is dispatched on
-// the suffixes present (`weight`; `trellis` + `suh`/`svh` or legacy `su`/`sv`; a per-rank split
-// `rank{r}.trellis`), never on the config. Every shape and dtype is checked; errors name tensor,
-// expected and found. Formats: kernels/exl3.h and docs/design.md §7.
+// Places tensors of a checkpoint in backend memory, sliced for one rank. How a module is stored is
+// told by its tensors' names (io/checkpoint/module_names.h), never by the config. Every shape and
+// dtype is checked; errors name tensor, expected and found. Slices: docs/design.md §7.
 #pragma once
 
+#include "io/checkpoint/exl3_module.h"
 #include "io/checkpoint/safetensors.h"
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
@@ -18,24 +18,17 @@
 
 namespace quadrille {
 
-// The part of an (n, k) matrix to load. Row ranges are concatenated in order (fused q | k | v).
-struct MatrixSlice {
-    std::vector<Range> rows;  // outputs
-    Range cols;               // inputs
-    int32_t segments = 1;     // as Matrix::segments, relative to cols.begin
-    std::array<int64_t, kSegments + 1> segment{};
-};
-
 class WeightLoader {
   public:
     WeightLoader(Backend& backend, const Checkpoint& checkpoint);
 
-    bool has_module(const std::string& module) const;  // any known suffix
+    bool has_module(const std::string& module) const;  // in any form
 
-    // Whole or sliced (n, k) matrix of `module`. `bare`: the tensor is named `module` itself.
+    // Whole or sliced (n, k) matrix of `module`.
     Matrix matrix(const std::string& module, int64_t n, int64_t k);
     Matrix matrix(const std::string& module, int64_t n, int64_t k, const MatrixSlice& slice);
-    // The same where the op needs native weights: an EXL3 module is dequantised to f32.
+    // The same where the op needs native weights: an EXL3 module is decoded to f32 on the host, and
+    // only the decoded matrix takes backend memory.
     Matrix native_matrix(const std::string& module, int64_t n, int64_t k, const MatrixSlice& slice);
     // Row-parallel slice: all outputs, inputs `share`.
     Matrix row_parallel(const std::string& module, int64_t n, int64_t k,
@@ -61,18 +54,15 @@ class WeightLoader {
     std::vector<std::string> unused() const;
 
   private:
-    struct Exl3Parts;
-    const Tensor& need(const std::string& name, const char* purpose);
-    const Tensor* find(const std::string& name);
+    const Tensor& need(const std::string& name, const std::string& expected);
     void* reserve(int64_t bytes);
     void* store(const void* host, int64_t bytes);
+    template <class T>
+    const T* store(const std::vector<T>& values);
     Matrix load_native(const Tensor& tensor, int64_t n, int64_t k, const MatrixSlice& slice);
-    Matrix load_exl3(const std::string& module, int64_t n, int64_t k, const MatrixSlice& slice);
-    Matrix load_presplit(const std::string& module, int64_t n, int64_t k, const MatrixSlice& slice);
-    Exl3Parts exl3_parts(const std::string& module, int64_t n, int64_t k);
-    Matrix slice_exl3(const std::string& module, const Exl3Parts& parts, const MatrixSlice& slice);
-    std::vector<F16> scales(const std::string& module, const char* suffix, const char* legacy,
-                            int64_t count);
+    Exl3Matrix read_packed(const std::string& module, int64_t n, int64_t k,
+                           const MatrixSlice& slice);
+    const float* bias_of(const std::string& module, int64_t n, int64_t k, const MatrixSlice& slice);
 
     Backend& backend_;
     const Checkpoint& checkpoint_;

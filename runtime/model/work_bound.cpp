@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/model/work_bound.h"
 
+#include "io/checkpoint/exl3_module.h"
+#include "io/checkpoint/module_names.h"
 #include "kernels/error.h"
+#include "kernels/exl3.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +12,6 @@
 #include <array>
 #include <cmath>
 #include <memory>
-#include <string_view>
 #include <unordered_map>
 
 namespace quadrille {
@@ -17,42 +19,9 @@ namespace quadrille {
 namespace {
 
 constexpr double kFloat = sizeof(float);
-constexpr std::string_view kTrellis = ".trellis";
-constexpr std::string_view kWeight = ".weight";
 
 double as_double(int64_t value) {
     return static_cast<double>(value);
-}
-
-int64_t padded(int64_t channels) {
-    return (channels + kShardBlock - 1) / kShardBlock * kShardBlock;
-}
-
-// "layers.3.mlp.gate_proj" of "model.language_model.layers.3.mlp.gate_proj.weight".
-std::string module_of(std::string tensor, bool trellis) {
-    for (const std::string prefix : {"model.language_model.", "model."}) {
-        if (!tensor.starts_with(prefix)) continue;
-        tensor.erase(0, prefix.size());
-        break;
-    }
-    tensor.resize(tensor.size() - (trellis ? kTrellis : kWeight).size());
-    const size_t split = tensor.rfind(".rank");  // stored as slices for ranks
-    if (trellis && split != std::string::npos) tensor.resize(split);
-    return tensor;
-}
-
-Storage exl3_form(const Checkpoint& checkpoint, const Tensor& trellis) {
-    std::string owner = trellis.name.substr(0, trellis.name.size() - kTrellis.size());
-    Storage form{.bits = static_cast<int32_t>(trellis.shape.back() / 16), .dtype = Dtype::f16};
-    const auto marked = [&](const char* marker) {
-        const size_t split = owner.rfind(".rank");
-        return checkpoint.find(owner + marker) != nullptr ||
-               (split != std::string::npos &&
-                checkpoint.find(owner.substr(0, split) + marker) != nullptr);
-    };
-    if (marked(".mcg")) form.codebook = Codebook::mcg;
-    if (marked(".mul1")) form.codebook = Codebook::mul1;
-    return form;
 }
 
 // The ops of the target on one rank, in the order they run.
@@ -116,11 +85,9 @@ class TargetOps {
         const int64_t c = plan_.kda.range.size();
         const int64_t heads = plan_.kda_heads.size();
         constexpr WorkKind kind = WorkKind::kda;
-        if (storage_(p + "qkv_proj")) {
-            matrix(kind, p + "qkv_proj", 3 * c, h);
-        } else {
-            for (const char* part : {"q_proj", "k_proj", "v_proj"}) matrix(kind, p + part, c, h);
-        }
+        const std::vector<std::string> qkv = stored_modules(
+            kQkvNames, p, [&](const std::string& module) { return storage_(module).has_value(); });
+        for (const std::string& part : qkv) matrix(kind, part, 3 * c / std::ssize(qkv), h);
         for (const char* gate : {"f", "g"}) {
             matrix(kind, fmt::format("{}{}_a_proj", p, gate), d, h);
             matrix(kind, fmt::format("{}{}_b_proj", p, gate), c, d);
@@ -245,13 +212,19 @@ void add_to(WorkSum& sum, const OpWork& op) {
 }  // namespace
 
 StorageOf stored_in(const Checkpoint& checkpoint) {
+    const std::string prefix = find_text_prefix(checkpoint).value_or("");
     auto forms = std::make_shared<std::unordered_map<std::string, Storage>>();
     for (const auto& [full, tensor] : checkpoint.tensors()) {
-        if (full.ends_with(kTrellis) && tensor.shape.size() == 3) {
-            forms->insert_or_assign(module_of(full, true), exl3_form(checkpoint, tensor));
-        } else {
-            const std::string weight_name = full.ends_with(kWeight) ? full : full + ".weight";
-            forms->try_emplace(module_of(weight_name, false), Storage{.dtype = tensor.dtype});
+        const TensorName name = parse_tensor_name(full);
+        const bool prefixed = name.module.starts_with(prefix);
+        const std::string module = prefixed ? name.module.substr(prefix.size()) : name.module;
+        if (name.part == TensorPart::trellis) {
+            forms->insert_or_assign(
+                module, Storage{.bits = trellis_bits(tensor),
+                                .codebook = stored_codebook(checkpoint, name.module, name.rank),
+                                .dtype = Dtype::f16});
+        } else if (name.part == TensorPart::weight || name.part == TensorPart::bare) {
+            forms->try_emplace(module, Storage{.dtype = tensor.dtype});
         }
     }
     return [forms](const std::string& module) -> std::optional<Storage> {
@@ -293,10 +266,12 @@ OpWork matrix_work(WorkKind kind, const Storage& storage, int64_t n, int64_t k, 
         op.weights = share * as_double(n * k * size_of(storage.dtype));
         return op;
     }
-    const int64_t weights = padded(n) * padded(k);
-    op.decoded = share * as_double(weights);
+    const int64_t rows = exl3::padded(n);
+    const int64_t cols = exl3::padded(k);
+    op.decoded = share * as_double(rows * cols);
     // The trellis, and an fp16 scale of every input and output.
-    op.weights = share * as_double(weights / 8 * storage.bits + 2 * (padded(n) + padded(k)));
+    op.weights =
+        share * as_double(exl3::trellis_bytes(rows, cols, storage.bits) + 2 * (rows + cols));
     return op;
 }
 

@@ -10,10 +10,6 @@ namespace quadrille::test {
 
 namespace {
 
-int64_t round_up(int64_t value) {
-    return (value + exl3::kBlock - 1) / exl3::kBlock * exl3::kBlock;
-}
-
 std::vector<F16> random_scales(Random& random, int64_t count, float size) {
     std::vector<F16> out;
     for (int64_t i = 0; i < count; ++i) {
@@ -54,8 +50,8 @@ MatrixData MatrixData::native(Random& random, int64_t n, int64_t k, Dtype dtype)
 }
 
 MatrixData MatrixData::exl3(Random& random, int64_t n, int64_t k, int bits, Codebook codebook) {
-    const int64_t k_padded = round_up(k);
-    const int64_t n_padded = round_up(n);
+    const int64_t k_padded = exl3::padded(k);
+    const int64_t n_padded = exl3::padded(n);
     MatrixData data =
         exl3(random.words(k_padded * n_padded * bits / 16), random_scales(random, k_padded, 1.0f),
              random_scales(random, n_padded, 0.05f), bits, codebook);
@@ -82,7 +78,7 @@ void MatrixData::add_bias(Random& random) {
 }
 
 void MatrixData::cut_segments(int32_t count) {
-    const int64_t blocks = round_up(shape_.k) / exl3::kBlock;
+    const int64_t blocks = exl3::padded(shape_.k) / exl3::kBlock;
     shape_.segments = count;
     int64_t at = 0;
     for (int32_t s = 0; s < count; ++s) {
@@ -103,7 +99,7 @@ MatrixData MatrixData::outputs(int64_t first, int64_t count) const {
         if (!half_.empty()) part.half_.assign(half_.begin() + from, half_.begin() + to);
         return part;
     }
-    part.shape_.n_padded = round_up(count);
+    part.shape_.n_padded = exl3::padded(count);
     part.svh_.assign(svh_.begin() + first, svh_.begin() + first + part.shape_.n_padded);
     const int64_t row = shape_.n_padded * shape_.bits;  // words of 16 inputs
     part.trellis_.clear();
@@ -132,7 +128,7 @@ MatrixData MatrixData::inputs(int64_t first, int64_t count) const {
         }
         return part;
     }
-    part.shape_.k_padded = round_up(count);
+    part.shape_.k_padded = exl3::padded(count);
     part.suh_.assign(suh_.begin() + first, suh_.begin() + first + part.shape_.k_padded);
     const int64_t row = shape_.n_padded * shape_.bits;
     const auto from = trellis_.begin() + first / exl3::kTile * row;

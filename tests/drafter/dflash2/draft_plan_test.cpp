@@ -118,7 +118,7 @@ TEST(DraftTensorCheck, RefusesTensorsThatTheConfigDoesNotAnnounce) {
     config = demo();
     config.num_layers = 2;
     expect_refused(config, {"layers.2.", "no such tensor"}, [](auto&) { return true; });
-    for (const std::string name : {"lm_head.weight", "fcs.weight", "norm.bias", "fc"}) {
+    for (const std::string name : {"lm_head.weight", "fcs.weight", "norm.bias", "fc", "fc.note"}) {
         const auto folder =
             copy_drafter([](auto&) { return true; }, {{name, "F32", {1}, std::string(4, '\0')}});
         const Checkpoint checkpoint(folder->path());

@@ -8,6 +8,8 @@
 #include "jobs/files/checkpoint_summary.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/made_results.h"
+#include "tests/support/matrices.h"
+#include "tests/support/stored_modules.h"
 #include "tests/support/temp_folder.h"
 
 #include <gtest/gtest.h>
@@ -55,18 +57,6 @@ TEST(Table, FormatsBytes) {
     EXPECT_EQ(format_bytes(795'000), "795 kB");
 }
 
-TEST(CheckpointSummary, SplitsNames) {
-    const auto split = [](const char* name) {
-        const TensorName out = split_name(name);
-        return out.module + "|" + out.suffix;
-    };
-    EXPECT_EQ(split("lm_head.weight"), "lm_head|weight");
-    EXPECT_EQ(split("a.b.trellis"), "a.b|trellis");
-    EXPECT_EQ(split("a.gate_proj.rank3.suh"), "a.gate_proj|rank*.suh");
-    EXPECT_EQ(split("layers.0.hc_attn_fn"), "layers.0.hc_attn_fn|");
-    EXPECT_EQ(split("bare"), "bare|");
-}
-
 TEST(CheckpointSummary, ClassesTensorsByName) {
     const std::string layer = "model.language_model.layers.45.";
     EXPECT_EQ(tensor_class(layer + "self_attn.o_proj.trellis", 46), "attention");
@@ -102,6 +92,31 @@ TEST(CheckpointSummary, CountsTheBundledModel) {
                        "[1536, 256]"})
                   .count,
               6);
+}
+
+// The relic counted as a weight of a module of its own.
+TEST(CheckpointSummary, CountsNoScaleOfAnExl3Module) {
+    test::Random random(41);
+    const auto data = test::MatrixData::exl3(random, 128, 256, 4, Codebook::mcg);
+    std::vector<test::StoredTensor> tensors = test::exl3_tensors("mlp.a", data.matrix());
+    tensors.push_back(test::zeros("mlp.a.scale", "F32", {1}));
+    const test::StoredModules stored(tensors);
+    const CheckpointSummary summary = summarize(stored.checkpoint(), 1);
+    EXPECT_EQ(summary.total.weights, 128 * 256);
+    EXPECT_EQ(summary.total.forms, std::set<std::string>{"EXL3 4 bits mcg"});
+    EXPECT_EQ(summary.modules.size(), 1u);
+    EXPECT_EQ(summary.suffixes.at(".scale"), 1);
+}
+
+// The description named one of two codebooks; the loader refuses such a module.
+TEST(CheckpointSummary, RefusesTwoCodebooks) {
+    test::Random random(42);
+    const auto data = test::MatrixData::exl3(random, 128, 128, 2, Codebook::mcg);
+    std::vector<test::StoredTensor> tensors = test::exl3_tensors("a.rank0", data.matrix());
+    tensors.push_back(test::marker("a", Codebook::mul1));
+    const test::StoredModules stored(tensors);
+    expect_error(ErrorKind::input, {"module a", "both codebook markers"},
+                 [&] { summarize(stored.checkpoint(), 1); });
 }
 
 TEST(Inspect, DescribesCheckpoints) {

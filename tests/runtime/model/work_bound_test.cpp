@@ -8,6 +8,7 @@
 #include "tests/support/full_model.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_case.h"
+#include "tests/support/stored_modules.h"
 
 #include <gtest/gtest.h>
 
@@ -191,6 +192,22 @@ TEST(StoredIn, ReadsFormsFromHeaders) {
     const Checkpoint toy(data_path("models") / "toy-vocab768");
     const StorageOf mixed = stored_in(toy);
     EXPECT_EQ(mixed("layers.2.mlp.experts.0.gate_proj").value().codebook, Codebook::mcg);
+}
+
+// Names were cut at any ".rank", and any "model." was taken for the prefix.
+TEST(StoredIn, ReadsNamesAsTheModelDoes) {
+    const StoredModules stored(
+        {zeros("embed_tokens.weight", "BF16", {2}), zeros("model.tower.weight", "F16", {2}),
+         zeros("ranked.ranking.trellis", "I16", {8, 8, 32}),
+         zeros("split.rank0.trellis", "I16", {8, 8, 48}), marker("split", Codebook::mcg)});
+    const StorageOf storage = stored_in(stored.checkpoint());
+    EXPECT_EQ(storage("embed_tokens").value().dtype, Dtype::bf16);
+    EXPECT_EQ(storage("model.tower").value().dtype, Dtype::f16);
+    EXPECT_FALSE(storage("tower"));
+    EXPECT_EQ(storage("ranked.ranking").value().bits, 2);
+    EXPECT_EQ(storage("split").value(),
+              (Storage{.bits = 3, .codebook = Codebook::mcg, .dtype = Dtype::f16}));
+    EXPECT_FALSE(storage("split.mcg"));
 }
 
 // With every expert chosen, a pass reads all that was loaded, but for rows of the embedding.
