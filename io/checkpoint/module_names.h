@@ -33,7 +33,7 @@ enum class TensorPart : uint8_t {
 
 // "trellis" of TensorPart::trellis; "" of bare.
 const char* suffix(TensorPart part);
-// Whether a tensor's elements are weights of the module, not scales, signs or markers of them.
+// True where a tensor's elements are weights of the module, not scales, signs or markers of them.
 bool holds_weights(TensorPart part);
 
 struct TensorName {

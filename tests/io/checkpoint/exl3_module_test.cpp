@@ -138,7 +138,7 @@ TEST(Exl3Module, InPartsIsReadAsIfItWereWhole) {
     }
 }
 
-// Packs of four parts were read as 3inst when the marker lay with the module.
+// A marker that is passed over decodes every weight with another codebook, without an error.
 TEST(Exl3Module, InPartsMayHaveOneMarker) {
     Random random(24);
     const MatrixData data = MatrixData::exl3(random, 512, 128, 2, Codebook::mcg);
@@ -174,7 +174,7 @@ TEST(Exl3Module, ReadsPackedSigns) {
     EXPECT_EQ(module.tensors.size(), 4u);
 }
 
-// One tensor replaced, added or (empty shape of dtype "") removed.
+// One tensor replaced, added or (dtype "") removed.
 struct Fault {
     StoredTensor tensor;
     std::string message;

@@ -39,7 +39,7 @@ TEST(TensorName, IsModuleRankAndSuffix) {
     EXPECT_EQ(split(""), "||");
 }
 
-// Where floors were computed, all behind the last ".rank" was cut off.
+// A module whose own name has ".rank" in it keeps it.
 TEST(TensorName, IsSplitOnlyByANumberBehindRank) {
     EXPECT_EQ(split("a.ranking.trellis"), "a.ranking||trellis");
     EXPECT_EQ(split("a.rank.trellis"), "a.rank||trellis");
@@ -104,7 +104,7 @@ TEST(TextPrefix, IsThatOfTheEmbedding) {
                  [&] { text_prefix(draft.checkpoint()); });
 }
 
-// The list of skipped tensors did not know "vision_model"; it took any "layers." for a layer.
+// Names are told part by part, never by a piece of text inside one.
 TEST(TensorName, TellsVisionTensorsAndLayers) {
     EXPECT_TRUE(is_vision("model.visual.blocks.0.norm1.weight"));
     EXPECT_TRUE(is_vision("visual.merger.weight"));

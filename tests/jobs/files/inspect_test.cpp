@@ -94,7 +94,7 @@ TEST(CheckpointSummary, CountsTheBundledModel) {
               6);
 }
 
-// The relic counted as a weight of a module of its own.
+// `scale` beside a trellis is a relic that the format says to ignore.
 TEST(CheckpointSummary, CountsNoScaleOfAnExl3Module) {
     test::Random random(41);
     const auto data = test::MatrixData::exl3(random, 128, 256, 4, Codebook::mcg);
@@ -108,7 +108,7 @@ TEST(CheckpointSummary, CountsNoScaleOfAnExl3Module) {
     EXPECT_EQ(summary.suffixes.at(".scale"), 1);
 }
 
-// The description named one of two codebooks; the loader refuses such a module.
+// The loader refuses such a module too, with the same message.
 TEST(CheckpointSummary, RefusesTwoCodebooks) {
     test::Random random(42);
     const auto data = test::MatrixData::exl3(random, 128, 128, 2, Codebook::mcg);

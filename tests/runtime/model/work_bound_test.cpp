@@ -194,7 +194,7 @@ TEST(StoredIn, ReadsFormsFromHeaders) {
     EXPECT_EQ(mixed("layers.2.mlp.experts.0.gate_proj").value().codebook, Codebook::mcg);
 }
 
-// Names were cut at any ".rank", and any "model." was taken for the prefix.
+// One prefix, that of the embedding; only a number behind ".rank" makes a part.
 TEST(StoredIn, ReadsNamesAsTheModelDoes) {
     const StoredModules stored(
         {zeros("embed_tokens.weight", "BF16", {2}), zeros("model.tower.weight", "F16", {2}),
