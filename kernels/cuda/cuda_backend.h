@@ -5,10 +5,10 @@
 #pragma once
 
 #include "kernels/backend.h"
-#include "kernels/cuda/exl3/exl3_product.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/kernel_set.h"
-#include "kernels/cuda/native/native_product.h"
+#include "kernels/cuda/moe/moe.h"
+#include "kernels/cuda/products.h"
 #include "kernels/cuda/workspace.h"
 
 #include <cstdint>
@@ -18,10 +18,6 @@
 #include <vector>
 
 namespace quadrille::cuda {
-
-struct Kind;  // moe_pass.h
-struct Member;
-struct MoePass;
 
 // The number of usable devices; 0 without a driver.
 int32_t device_count();
@@ -134,32 +130,12 @@ class CudaBackend final : public Backend {
                    int32_t valid) override;
 
   private:
-    Exl3Device exl3_device() const { return {processors(), kernels_.shared_limit()}; }
-
-    // out row r of segment s at out.data + r * row_stride + s * segment_stride.
-    void product(const ProductOut& out, View<const float> in, const Matrix& weight);
-    void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);
-    void native_product(const ProductOut& out, View<const float> in, const Matrix& weight);
-    void native_tree(const ProductOut& out, View<const float> in, const Matrix& weight);
-    void run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
-                  int32_t column_blocks, int64_t tiles, int32_t members);
-
-    Exl3Plan moe_plan(const MoePass& pass, const Member& shape, const Kind& kind,
-                      int32_t members) const;
-    bool moe_inside(const MoePass& pass, const Member& shape, int32_t members) const;
-    void moe_slab(MoePass& pass);
-    void moe_rows(MoePass& pass);
-    void moe_hidden(MoePass& pass);
-    void moe_hidden_native(const MoePass& pass, int32_t member, int32_t members, const Kind& kind,
-                           const uint4*& fragments, Workspace::Scope& scope);
-    void moe_down_inputs(MoePass& pass);
-    void moe_down(MoePass& pass, int64_t first_column, int64_t columns);
-    void moe_shared(float* by_segment, const MoePass& pass);
-
     std::string device_name_;
     Stream stream_;
     KernelSet kernels_;
     Workspace workspace_{stream_};
+    Products products_{stream_, kernels_, workspace_};
+    Moe moe_{*this, products_, stream_, kernels_, workspace_};
     std::map<const void*, DeviceBuffer> memory_;
     std::map<const void*, PinnedBuffer> host_memory_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One pass of the experts over a slab of rows: what moe knows of them, and where its steps leave
-// what they make. Internal to moe (cuda_moe.cpp, cuda_moe_products.cpp).
+// what they make. Internal to moe (moe.cpp, moe_products.cpp).
 #pragma once
 
 #include "kernels/backend.h"

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// moe on the GPU: the pairs (row, slot) of a slab of rows are grouped by expert on the device; one
-// grouped launch per stage covers all experts, gate and up together. Results stay apart per pair
-// and segment and are summed in slot order, so a row's bits do not depend on the grouping.
+// moe on the GPU, slab by slab: what bounds the scratch, and the order of the steps.
+#include "kernels/cuda/moe/moe.h"
+
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/exl3/exl3_rotate.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/moe/moe_pass.h"
+#include "kernels/cuda/native/native_product.h"
 
 #include <algorithm>
 #include <span>
@@ -69,24 +70,24 @@ int32_t tile_rows_for(const Exl3Plan& plan, const MoePass& pass) {
 }  // namespace
 
 // by_segment (segments, m, n): the shared expert.
-void CudaBackend::moe_shared(float* by_segment, const MoePass& pass) {
+void Moe::shared_expert(float* by_segment, const MoePass& pass) {
     const Mlp& mlp = pass.experts.shared;
     const int64_t m = pass.in.rows;
     Workspace::Scope scope(workspace_);
     const View<float> gate(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
     const View<float> up(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
-    linear(gate, pass.in, mlp.gate);
-    linear(up, pass.in, mlp.up);
-    swiglu(gate, gate, up, pass.experts.limit);
-    product({.data = by_segment,
-             .row_stride = mlp.down.n,
-             .segment_stride = m * mlp.down.n,
-             .by_segment = true},
-            gate, mlp.down);
+    ops_.linear(gate, pass.in, mlp.gate);
+    ops_.linear(up, pass.in, mlp.up);
+    ops_.swiglu(gate, gate, up, pass.experts.limit);
+    products_.product({.data = by_segment,
+                       .row_stride = mlp.down.n,
+                       .segment_stride = m * mlp.down.n,
+                       .by_segment = true},
+                      gate, mlp.down);
 }
 
 // One slab: the routed experts column chunk by column chunk, each combined at once.
-void CudaBackend::moe_rows(MoePass& pass) {
+void Moe::routed_experts(MoePass& pass) {
     const int64_t n = pass.out.cols;
     Combination parts{.ids = pass.ids, .weights = pass.weights};
     parts.experts = pass.experts.count;
@@ -102,8 +103,8 @@ void CudaBackend::moe_rows(MoePass& pass) {
         parts.early = false;
         return cuda::combine(pass.out, parts, stream_.get());
     }
-    moe_hidden(pass);
-    moe_down_inputs(pass);
+    hidden_products(pass);
+    prepare_down(pass);
     int64_t chunk = n;
     if (!pass.down.has_native()) {
         const int64_t blocks = kPairFloats / (pass.pairs() * pass.segments * exl3::kBlock);
@@ -111,7 +112,7 @@ void CudaBackend::moe_rows(MoePass& pass) {
     }
     for (int64_t first = 0; first < n; first += chunk) {
         const int64_t columns = std::min(chunk, n - first);
-        moe_down(pass, first, columns);
+        down_products(pass, first, columns);
         parts.by_pair = pass.by_pair;
         parts.pair_stride = columns;
         Combination part = parts;
@@ -120,7 +121,7 @@ void CudaBackend::moe_rows(MoePass& pass) {
     }
 }
 
-void CudaBackend::moe_slab(MoePass& pass) {
+void Moe::run_slab(MoePass& pass) {
     const MoeWeights& experts = pass.experts;
     const int64_t n = pass.out.cols;
     const int64_t pairs = pass.pairs();
@@ -128,7 +129,7 @@ void CudaBackend::moe_slab(MoePass& pass) {
     pass.tiles_early = false;
     if (pairs > 0 && experts.count > 0) {
         const Exl3Plan plan =
-            plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, exl3_device());
+            plan_exl3_experts(pass.gate.widest, pairs, experts.count, 2, products_.exl3_device());
         pass.tile_rows = tile_rows_for(plan, pass);
         Grouping& grouping = pass.grouping;
         grouping.align = pass.has_native() ? kNativeGroupRows : 8;
@@ -147,15 +148,15 @@ void CudaBackend::moe_slab(MoePass& pass) {
     }
     if (experts.shared.down.n > 0) {
         pass.shared = scope.take<float>(pass.segments * pass.in.rows * n);
-        moe_shared(pass.shared, pass);
+        shared_expert(pass.shared, pass);
         // Its swiglu waits for all before it, and what follows waits for that.
         pass.tiles_early = experts.shared.gate.n > 0;
     }
-    moe_rows(pass);
+    routed_experts(pass);
 }
 
-void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
-                      View<const float> weights, const MoeWeights& experts) {
+void Moe::run(View<float> out, View<const float> in, View<const int32_t> ids,
+              View<const float> weights, const MoeWeights& experts) {
     require(out.rows == in.rows && ids.rows == in.rows && weights.rows == in.rows &&
                 weights.cols == ids.cols,
             "moe: out, in, ids and weights have m rows");
@@ -164,7 +165,8 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
     std::vector<Mlp> copy;
     if (experts.host_experts == nullptr && count > 0) {
         copy.resize(count);
-        download(copy.data(), experts.experts, experts.count * static_cast<int64_t>(sizeof(Mlp)));
+        ops_.download(copy.data(), experts.experts,
+                      experts.count * static_cast<int64_t>(sizeof(Mlp)));
     }
     const std::span<const Mlp> table(copy.empty() ? experts.host_experts : copy.data(), count);
     MoePass pass{.experts = experts};
@@ -182,7 +184,7 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
     require(table.empty() || pass.down.n == out.cols, "moe: experts as wide as out");
     const bool large =
         !pass.has_native() &&
-        exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits, kLargeGroups);
+        products_.exl3_device().shared >= large_shared_bytes(pass.gate.widest.bits, kLargeGroups);
     const int64_t slab =
         std::max<int64_t>((large ? kPairsLarge : kPairs) / std::max<int64_t>(ids.cols, 1), 1);
     for (int64_t first = 0; first < in.rows; first += slab) {
@@ -191,8 +193,13 @@ void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t>
         pass.in = in.slice_rows(first, rows);
         pass.ids = ids.slice_rows(first, rows);
         pass.weights = weights.slice_rows(first, rows);
-        moe_slab(pass);
+        run_slab(pass);
     }
+}
+
+void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
+                      View<const float> weights, const MoeWeights& experts) {
+    moe_.run(out, in, ids, weights, experts);
 }
 
 }  // namespace quadrille::cuda

@@ -2,9 +2,10 @@
 // The products of the experts: of each kind of matrix a launch over all experts, their inputs
 // rotated by themselves where they are few, else by a kernel before.
 #include "kernels/cuda/ceil_div.h"
-#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/exl3/exl3_rotate.h"
+#include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/moe_pass.h"
+#include "kernels/cuda/native/native_product.h"
 
 #include <algorithm>
 
@@ -49,23 +50,23 @@ Rotation rotation_of(const MoePass& pass, int64_t k_padded) {
 
 }  // namespace
 
-Exl3Plan CudaBackend::moe_plan(const MoePass& pass, const Member& shape, const Kind& kind,
-                               int32_t members) const {
+Exl3Plan Moe::plan_for(const MoePass& pass, const Member& shape, const Kind& kind,
+                       int32_t members) const {
     // Beside native experts swiglu is done before.
     const bool gated = &shape == &pass.down && !pass.down.has_native();
     return plan_exl3_experts(of_kind(shape.widest, kind), pass.pairs(), pass.experts.count, members,
-                             exl3_device(), pass.tile_rows / 8, gated);
+                             products_.exl3_device(), pass.tile_rows / 8, gated);
 }
 
-bool CudaBackend::moe_inside(const MoePass& pass, const Member& shape, int32_t members) const {
+bool Moe::rotates_inside(const MoePass& pass, const Member& shape, int32_t members) const {
     return shape.aligned &&
            std::all_of(shape.kinds.begin(), shape.kinds.end(), [&](const Kind& kind) {
-               return !kind.exl3 || moe_plan(pass, shape, kind, members).rotate_inside;
+               return !kind.exl3 || plan_for(pass, shape, kind, members).rotate_inside;
            });
 }
 
 // hidden: gate x and up x of every position.
-void CudaBackend::moe_hidden(MoePass& pass) {
+void Moe::hidden_products(MoePass& pass) {
     Workspace::Scope scope(workspace_);
     const Grouping& grouping = pass.grouping;
     const bool together = pass.gate.kinds.size() == 1 && pass.gate.kinds == pass.up.kinds;
@@ -73,7 +74,8 @@ void CudaBackend::moe_hidden(MoePass& pass) {
     const int64_t k_padded = std::max(pass.gate.k_padded, pass.up.k_padded);
     const int64_t rotated_stride = rotated_size(grouping.capacity, k_padded);
     const bool inside = loads_four(pass.in.data, pass.in.stride) &&
-                        moe_inside(pass, pass.gate, members) && moe_inside(pass, pass.up, members);
+                        rotates_inside(pass, pass.gate, members) &&
+                        rotates_inside(pass, pass.up, members);
     uint2* rotated = nullptr;
     if (k_padded > 0 && !inside) {
         rotated = scope.take<uint2>(2 * rotated_stride);
@@ -84,7 +86,7 @@ void CudaBackend::moe_hidden(MoePass& pass) {
         rotation.slots = static_cast<int32_t>(pass.ids.cols);
         rotation.out = rotated;
         rotation.out_stride = rotated_stride;
-        rotate(rotation, k_padded, grouping.most_tiles, processors(), stream_.get());
+        rotate(rotation, k_padded, grouping.most_tiles, kernels_.processors(), stream_.get());
         pass.tiles_early = true;
     }
     const uint4* fragments = nullptr;
@@ -104,21 +106,21 @@ void CudaBackend::moe_hidden(MoePass& pass) {
                     args.rotated_tiles = k_padded / exl3::kTile;
                 }
                 args.out = hidden_out(pass, member);
-                run_exl3(moe_plan(pass, shape, kind, members), args, of_kind(shape.widest, kind),
-                         static_cast<int32_t>(shape.n_padded / exl3::kBlock), grouping.most_tiles,
-                         members);
+                products_.run_exl3(plan_for(pass, shape, kind, members), args,
+                                   of_kind(shape.widest, kind),
+                                   static_cast<int32_t>(shape.n_padded / exl3::kBlock),
+                                   grouping.most_tiles, members);
                 pass.tiles_early = true;
                 continue;
             }
-            moe_hidden_native(pass, member, members, kind, fragments, scope);
+            native_hidden(pass, member, members, kind, fragments, scope);
         }
     }
 }
 
 // fragments: of the inputs, made once where a kind asks for them.
-void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t members,
-                                    const Kind& kind, const uint4*& fragments,
-                                    Workspace::Scope& scope) {
+void Moe::native_hidden(const MoePass& pass, int32_t member, int32_t members, const Kind& kind,
+                        const uint4*& fragments, Workspace::Scope& scope) {
     const Member& shape = member == 0 ? pass.gate : pass.up;
     const Grouping& grouping = pass.grouping;
     NativeProduct args;
@@ -131,7 +133,7 @@ void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t
     args.out = hidden_out(pass, member);
     if (pass.tile_rows <= kStreamRows) {
         return native_stream(args, kind.dtype, shape.n, grouping.most_tiles, pass.tile_rows,
-                             members, processors(), stream_.get());
+                             members, kernels_.processors(), stream_.get());
     }
     if (fragments == nullptr) {
         auto* split = scope.take<uint4>(split_size(grouping.capacity, shape.k));
@@ -144,10 +146,10 @@ void CudaBackend::moe_hidden_native(const MoePass& pass, int32_t member, int32_t
 
 // Inputs of down, as far as its products do not make them: rotated ones, and swiglu in the place of
 // gate x for native ones.
-void CudaBackend::moe_down_inputs(MoePass& pass) {
+void Moe::prepare_down(MoePass& pass) {
     const Grouping& grouping = pass.grouping;
     pass.down_inside =
-        loads_four(pass.hidden, pass.experts.max_width) && moe_inside(pass, pass.down, 1);
+        loads_four(pass.hidden, pass.experts.max_width) && rotates_inside(pass, pass.down, 1);
     if (pass.down.has_exl3() && !pass.down_inside) {
         Rotation rotation = rotation_of(pass, pass.down.k_padded);
         rotation.x = pass.hidden;
@@ -155,7 +157,8 @@ void CudaBackend::moe_down_inputs(MoePass& pass) {
         rotation.up = pass.hidden + pass.hidden_stride();
         rotation.limit = pass.experts.limit;
         rotation.out = pass.rotated;
-        rotate(rotation, pass.down.k_padded, grouping.most_tiles, processors(), stream_.get());
+        rotate(rotation, pass.down.k_padded, grouping.most_tiles, kernels_.processors(),
+               stream_.get());
         pass.tiles_early = true;
     }
     if (pass.down.has_native()) {
@@ -166,7 +169,7 @@ void CudaBackend::moe_down_inputs(MoePass& pass) {
 }
 
 // by_pair (pairs * segments, columns): columns [first_column, first_column + columns) of down.
-void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns) {
+void Moe::down_products(MoePass& pass, int64_t first_column, int64_t columns) {
     const Grouping& grouping = pass.grouping;
     const ProductOut out = {.data = pass.by_pair - first_column,
                             .row_stride = pass.segments * columns,
@@ -187,8 +190,9 @@ void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns)
             }
             args.out = out;
             args.first_block = static_cast<int32_t>(first_column / exl3::kBlock);
-            run_exl3(moe_plan(pass, pass.down, kind, 1), args, of_kind(pass.down.widest, kind),
-                     static_cast<int32_t>(ceil_div(columns, exl3::kBlock)), grouping.most_tiles, 1);
+            products_.run_exl3(
+                plan_for(pass, pass.down, kind, 1), args, of_kind(pass.down.widest, kind),
+                static_cast<int32_t>(ceil_div(columns, exl3::kBlock)), grouping.most_tiles, 1);
             pass.tiles_early = true;
             continue;
         }
@@ -205,7 +209,7 @@ void CudaBackend::moe_down(MoePass& pass, int64_t first_column, int64_t columns)
         args.out = out;
         if (pass.tile_rows <= kStreamRows) {
             native_stream(args, kind.dtype, pass.down.n, grouping.most_tiles, pass.tile_rows, 1,
-                          processors(), stream_.get());
+                          kernels_.processors(), stream_.get());
             continue;
         }
         auto* split = scope.take<uint4>(split_size(grouping.capacity, pass.down.k));

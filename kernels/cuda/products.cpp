@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear on the GPU: shapes, slabs of rows that bound the scratch of a long prefill, and which
 // kernel takes them. A row's bits depend on none of it.
+#include "kernels/cuda/products.h"
+
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/exl3/exl3_launch.h"
 #include "kernels/cuda/exl3/exl3_rotate.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/native/native_product.h"
 
 #include <algorithm>
 
@@ -46,10 +49,10 @@ void require_matrix(const Matrix& w) {
 void CudaBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
     require(out.rows == in.rows && out.cols == weight.n && in.cols == weight.k,
             "linear: out (m, n), in (m, k)");
-    product({.data = out.data, .row_stride = out.stride}, in, weight);
+    products_.product({.data = out.data, .row_stride = out.stride}, in, weight);
 }
 
-void CudaBackend::product(const ProductOut& out, View<const float> in, const Matrix& weight) {
+void Products::product(const ProductOut& out, View<const float> in, const Matrix& weight) {
     require_matrix(weight);
     if (in.rows == 0 || weight.n == 0) return;
     if (weight.is_exl3()) {
@@ -59,8 +62,8 @@ void CudaBackend::product(const ProductOut& out, View<const float> in, const Mat
     }
 }
 
-void CudaBackend::run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
-                           int32_t column_blocks, int64_t tiles, int32_t members) {
+void Products::run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
+                        int32_t column_blocks, int64_t tiles, int32_t members) {
     Workspace::Scope scope(workspace_);
     const Exl3Need need =
         exl3_need(plan, shape, column_blocks, tiles, members, args.out.by_segment);
@@ -74,7 +77,7 @@ void CudaBackend::run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix&
     cuda::launch_exl3(plan, args, grid, shape, kernels_, stream_.get());
 }
 
-void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
+void Products::exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
     Exl3Plan plan = plan_exl3(weight, in.rows, exl3_device());
     // The product kernel loads four inputs and four scales at a time.
     if (!loads_four(in.data, in.stride) || reinterpret_cast<uintptr_t>(weight.suh) % 8 != 0) {
@@ -105,14 +108,13 @@ void CudaBackend::exl3_product(const ProductOut& out, View<const float> in, cons
             rotation.out = rotated;
             rotation.out_tiles = args.rotated_tiles;
             rotate(rotation, weight.k_padded, static_cast<int32_t>(ceil_div(x.rows, plan.rows())),
-                   processors(), stream_.get());
+                   kernels_.processors(), stream_.get());
         }
         run_exl3(plan, args, weight, column_blocks, ceil_div(x.rows, plan.rows()), 1);
     }
 }
 
-void CudaBackend::native_product(const ProductOut& out, View<const float> in,
-                                 const Matrix& weight) {
+void Products::native_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
     // Of few columns the weights are streamed again for every 16 rows, from the cache.
     const bool tiled = in.rows > 8 && native_fragments(weight) && weight.n >= kNativeTiledColumns;
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
@@ -127,11 +129,11 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
         args.out = out;
         args.out.data += first * out.row_stride;
         if (!tiled) {
-            const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= processors();
+            const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= kernels_.processors();
             const int32_t rows = x.rows <= 8 || few ? 8 : kStreamRows;
             native_stream(args, weight.dtype, weight.n,
-                          static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1, processors(),
-                          stream_.get());
+                          static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1,
+                          kernels_.processors(), stream_.get());
             continue;
         }
         Workspace::Scope scope(workspace_);
@@ -144,7 +146,7 @@ void CudaBackend::native_product(const ProductOut& out, View<const float> in,
 }
 
 // Many rows and several segments: the segments apart, then their tree.
-void CudaBackend::native_tree(const ProductOut& out, View<const float> in, const Matrix& weight) {
+void Products::native_tree(const ProductOut& out, View<const float> in, const Matrix& weight) {
     for (int64_t first = 0; first < in.rows; first += kNativeSlab) {
         const View<const float> x = in.slice_rows(first, std::min(kNativeSlab, in.rows - first));
         Workspace::Scope scope(workspace_);

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products: y = x W^T (+ bias) on the GPU (kernels/README.md) for a matrix of any kind, and the one
+// launch of an EXL3 product that the experts share. A row's bits depend on its inputs alone.
+#pragma once
+
+#include "kernels/cuda/exl3/exl3_product.h"
+#include "kernels/cuda/kernel_set.h"
+#include "kernels/cuda/workspace.h"
+#include "kernels/view.h"
+
+#include <cstdint>
+
+namespace quadrille::cuda {
+
+class Products {
+  public:
+    // All three outlive it.
+    Products(const Stream& stream, KernelSet& kernels, Workspace& workspace)
+        : stream_(stream), kernels_(kernels), workspace_(workspace) {}
+
+    // in (m, k). out row r of segment s at out.data + r * row_stride + s * segment_stride.
+    void product(const ProductOut& out, View<const float> in, const Matrix& weight);
+
+    // One launch over `tiles` row tiles and `column_blocks` blocks of 128 columns of `members`
+    // matrices, in the plan's cut. shape: the matrix, or one of the launch's kind and as large as
+    // the largest of its table. args: all but what follows from the plan.
+    void run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
+                  int32_t column_blocks, int64_t tiles, int32_t members);
+
+    Exl3Device exl3_device() const { return {kernels_.processors(), kernels_.shared_limit()}; }
+
+  private:
+    void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);
+    void native_product(const ProductOut& out, View<const float> in, const Matrix& weight);
+    void native_tree(const ProductOut& out, View<const float> in, const Matrix& weight);
+
+    const Stream& stream_;
+    KernelSet& kernels_;
+    Workspace& workspace_;
+};
+
+}  // namespace quadrille::cuda
