@@ -55,7 +55,7 @@ class DeviceStep {
     // One step of 1 to `slots` records. Collective; the shape is the same on every rank. Every
     // shape runs unrecorded first, is recorded when it comes again, and replayed from then on.
     void run(std::span<const StepRecord> records, int32_t k);
-    // Of the last step, on the host: drafts (records, k), -1: none; the target's own tokens, 1 +
+    // The last step's, on the host: drafts (records, k), -1: none; the target's own tokens, 1 +
     // drafts of each record, -1 where no logit is a number.
     std::span<const int32_t> drafts() const;
     std::span<const int32_t> targets() const;

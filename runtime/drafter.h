@@ -56,7 +56,7 @@ class Drafter {
     // drafts (requests * k), request-major, the same on every rank; -1: none, never accepted.
     virtual void propose(std::span<int32_t> drafts, int32_t k,
                          std::span<const DraftRequest> requests) = 0;
-    // Of the last proposal, where a request of it drew from Stream::draft.
+    // The last proposal's, where a request of it drew from Stream::draft.
     virtual DraftCandidates candidates() const { return {}; }
 
     // ---- the same without the host, for a step that stays on the backend ------------------------

@@ -19,11 +19,12 @@ namespace quadrille {
 struct EndLimits {
     std::span<const int32_t> eos;
     int64_t capacity = 0;  // tokens of a slot
-    // For stop strings; nullptr where no record has them.
+    // Stop strings need it; nullptr where no record has them.
     const Tokenizer* tokenizer = nullptr;
 };
 
-// Of `prompt`: its key, no tokens, counts of up to k drafts a step.
+// The result of `prompt` before its first step: its key, no tokens, counts of up to k drafts a
+// step.
 Generation empty_generation(const Prompt& prompt, int32_t k);
 
 struct Sequence {
@@ -44,7 +45,7 @@ struct Sequence {
     int32_t anchor() const { return result.tokens.back(); }
 
     EndRule end_rule(const EndLimits& limits) const;
-    // Of a step with up to k.
+    // The drafts of a step that may have up to k.
     int32_t drafts_to_verify(int32_t k, const EndLimits& limits) const;
     // A draw of the token `ahead` positions behind the cached ones.
     DrawRequest draw_request(int32_t ahead) const;

@@ -53,9 +53,9 @@ class DFlash2 final : public Drafter {
 
     int64_t weight_bytes() const { return loader_.bytes(); }
 
-    // Of the last append: (m, hidden) after fc and hidden_norm.
+    // The last append's: (m, hidden) after fc and hidden_norm.
     View<const float> features() const { return features_.first(appended_); }
-    // Of the last proposal: (requests * block_size, hidden) after the final norm, and this rank's
+    // The last proposal's: (requests * block_size, hidden) after the final norm, and this rank's
     // logits (requests * k, vocab part).
     View<const float> hidden() const { return hidden_.first(proposed_ * block_); }
     View<const float> logits() const { return selector_.logits(); }

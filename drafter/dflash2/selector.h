@@ -36,7 +36,7 @@ class Selector {
         return walk(hidden, k, pass, false);
     }
 
-    // Of the last choice, where a request of it drew from Stream::draft; else of an earlier one.
+    // The last choice's, where a request of it drew from Stream::draft; else of an earlier one.
     DraftCandidates candidates() const { return {top_, host_ids_, host_scores_}; }
 
     // (requests * k, vocab part) of the last choice.

@@ -90,7 +90,7 @@ class DraftOps {
         convolution(p + "attention_conv.");
         convolution(p + "mlp_conv.");
         vectors(kind, 2 * h + 2 * c_.head_dim);
-        // Of either sublayer: the residual, its normed input, its sum; with convolutions their
+        // Either sublayer has the residual, its normed input, its sum; with convolutions their
         // inputs and coefficients too.
         const int64_t mixed = groups_ > 0 ? 2 * h + 2 * c_.conv_kernel_size * groups_ : 0;
         activations(kind, rows, 2 * (3 * h + mixed) + 2 * width + 2 * kv_width_ + 2 * mlp);

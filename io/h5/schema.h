@@ -39,7 +39,7 @@ void stamp(h5::File& file, const std::string& kind);
 // type, not a file of ours.
 std::string kind_of(const h5::File& file, std::vector<std::string>& notices);
 
-// Whether the file says that a newer program wrote it. False where it cannot be read.
+// True: the file says that a newer program wrote it. An unreadable file says nothing: false.
 bool is_newer(const std::filesystem::path& path);
 
 // kind_of must be `kind`: otherwise Error{input}.

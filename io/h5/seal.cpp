@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kBytes = 32;
 constexpr int64_t kBlock = int64_t{1} << 20;
 
-// Of the file's first `size` bytes.
+// The seal covers the file's first `size` bytes.
 std::string seal_of(const FileHandle& file, int64_t size) {
     Digest digest;
     std::vector<char> block(static_cast<size_t>(std::min(kBlock, size)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a run's results lie: OUT, and while it runs OUT.parts/part-G-NNNNNN.h5 (finished records of
+// A run's results lie in OUT, and while it runs OUT.parts/part-G-NNNNNN.h5 (finished records of
 // group G). A part appears whole, under its name, or not at all.
 #pragma once
 

@@ -69,7 +69,7 @@ class ResultWriter {
     // Records computed by all starts; more than there are where some were lost.
     int64_t computed() const { return folder_->computed(); }
     int64_t remaining() const { return remaining_; }  // records not done
-    // Of this start and this group.
+    // Both count this start and this group only.
     int64_t computed_now() const { return own_->computed(); }
     GroupParts parts() const { return own_->parts(); }
 
@@ -92,7 +92,7 @@ class ResultWriter {
         int32_t part = -1;
         int32_t row = -1;
     };
-    // Where each record lies, and the bounds of its tokens and trace steps in the whole file.
+    // The place of each record, and the bounds of its tokens and trace steps in the whole file.
     struct Index {
         std::vector<Place> places;
         std::vector<int64_t> offsets;

@@ -72,7 +72,7 @@ bool is_unfinished(const std::string& name) {
     return name.ends_with(".h5.tmp") && (name.starts_with("part-") || name.starts_with(kRunFile));
 }
 
-// Whether a run made this file; one that was set aside no longer counts.
+// True: a run made this file; one that was set aside no longer counts.
 bool is_ours(const fs::path& path) {
     const std::string name = path.filename().string();
     return is_unfinished(name) || name == kRunFile || RunLock::is_lock(name) ||

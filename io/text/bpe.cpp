@@ -46,7 +46,7 @@ Bpe::Bpe(const TokenizerFile& file, const std::string& place) : ignore_merges_(f
         while (slots_[at].merge.rank >= 0 && slots_[at].key != key) {
             at = (at + 1) & (slots_.size() - 1);
         }
-        // Of a repeated merge the last counts, as in the reference implementation.
+        // A merge that is repeated counts the last time, as in the reference implementation.
         slots_[at] = {key, {static_cast<int32_t>(rank), file.merged[rank]}};
     }
 }

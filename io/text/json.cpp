@@ -109,8 +109,8 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
         stack_.pop_back();
         return true;
     }
-    // Where the next value goes. Pointers into a container stay good: it does not grow while one of
-    // its own members is open.
+    // The place of the next value. Pointers into a container stay good: it does not grow while one
+    // of its own members is open.
     Json& at() {
         if (stack_.empty()) return result_;
         if (!stack_.back()->is_array()) return *slot_;

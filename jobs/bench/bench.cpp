@@ -85,7 +85,7 @@ class BenchJob {
     std::vector<Prompt> prompts_;
     BenchShape shape_;
     std::map<int32_t, Engine> engines_;  // by K: recorded steps live as long as their engine
-    // Of a decode pass, by the bucket of its records: replayed collectives are not counted.
+    // A decode pass's, by the bucket of its records: replayed collectives are not counted.
     std::map<std::pair<int32_t, int32_t>, CollectiveCounts> pass_collectives_;
     StepModel step_model_;
     MachineRates rates_;

@@ -14,7 +14,7 @@ namespace quadrille {
 
 namespace {
 
-// For ranks to meet in NCCL; they have all got here.
+// Ranks that have all got here have this long to meet in NCCL.
 constexpr std::chrono::seconds kPatience{60};
 
 // NCCL between the ranks; null where "auto" cannot have it.

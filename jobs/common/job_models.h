@@ -34,8 +34,8 @@ int32_t prefill_rows(const ModelLimits& limits);
 
 class JobModels {
   public:
-    // For one of `ranks` ranks. Error{input} for what the folders hold, Error{usage} for a k, a
-    // placement or ranks that they do not allow. Not collective.
+    // Reads for one of `ranks` ranks. Error{input} for what the folders hold, Error{usage} for a k,
+    // a placement or ranks that they do not allow. Not collective.
     JobModels(const ModelChoice& choice, int ranks, int rank);
     JobModels(const JobModels&) = delete;
     JobModels& operator=(const JobModels&) = delete;
@@ -43,7 +43,7 @@ class JobModels {
     const ModelConfig& config() const { return config_; }
     const Checkpoint& checkpoint() const { return checkpoint_; }
     bool drafts() const { return draft_config_.has_value(); }
-    // Where there is a drafter.
+    // Both need a drafter.
     const DraftConfig& draft_config() const { return *draft_config_; }
     const Checkpoint& draft_checkpoint() const { return *draft_checkpoint_; }
     const DraftPlan& draft_plan() const { return *draft_plan_; }

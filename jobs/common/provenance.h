@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where results come from: /provenance of a generations file, and the fingerprint by which a run
+// The origin of results: /provenance of a generations file, and the fingerprint by which a run
 // recognises the parts of an earlier one (docs/design.md §5, io/FORMAT.md).
 #pragma once
 

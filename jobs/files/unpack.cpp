@@ -101,7 +101,7 @@ std::string folder_name(const std::string& path) {
     return (fs::path(path) / "").lexically_normal().parent_path().filename().string();
 }
 
-// Of "2026-01-31T23:59:59Z"; 0: of anything else.
+// Reads "2026-01-31T23:59:59Z"; anything else is 0.
 int64_t unix_seconds(const std::string& utc) {
     std::tm time{};
     const char* end = ::strptime(utc.c_str(), "%Y-%m-%dT%H:%M:%SZ", &time);

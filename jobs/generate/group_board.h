@@ -13,7 +13,7 @@
 
 namespace quadrille {
 
-// Of this start.
+// Counts are of this start.
 struct GroupProgress {
     int64_t records = 0;
     int64_t tokens = 0;

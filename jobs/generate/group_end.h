@@ -14,7 +14,7 @@
 
 namespace quadrille {
 
-// Of one group, from its leader; zeros from other ranks. Goes from rank to rank as bytes.
+// One group's, from its leader; zeros from other ranks. Goes from rank to rank as bytes.
 struct GroupEnd {
     GroupParts parts;
     int64_t computed = 0;    // records, in this start

@@ -69,7 +69,7 @@ class RunFiles {
     // The process is about to die: keeps what can be kept, unless it dies of that.
     void save_what_is_there(bool may_commit);
 
-    // Of this group in this start, in the leader of the run also of earlier starts.
+    // Sums of this group in this start, in the leader of the run also of earlier starts.
     const ResultSummary& totals() const { return totals_; }
     int64_t computed() const;  // records, in this start
     GroupParts parts() const;

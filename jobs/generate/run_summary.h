@@ -10,7 +10,7 @@
 
 namespace quadrille {
 
-// Of this start.
+// Figures are of this start.
 struct StartSummary {
     EngineStats stats;  // the sum over groups
     int groups = 1;

@@ -26,12 +26,12 @@ class RecordSource {
     const std::vector<RecordKey>& keys() const { return keys_; }
     int64_t record_count() const { return std::ssize(keys_); }
 
-    // Of each file: its ids, what the user calls it.
+    // Each file's ids and what the user calls it.
     std::vector<const Ids*> ids() const;
     std::vector<std::string> names() const;
     std::vector<std::string> notices() const;
     std::string digest() const;  // names the prompts and their options
-    // Whether results need to say of which file and sample they are.
+    // True: results need to say of which file and sample they are.
     bool has_origin() const { return files_.size() > 1 || samples_ > 1; }
     // The most alternatives a record asks for; -1: no log-probabilities.
     int64_t largest_logprobs() const;

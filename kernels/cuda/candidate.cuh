@@ -74,7 +74,7 @@ __device__ CandidateOf<Value> warp_best(CandidateOf<Value> mine) {
     return mine;
 }
 
-// Of a block of kCount threads, for all of them; once in a kernel.
+// The best of a block of kCount threads, told to all of them; once in a kernel.
 template <int kCount, class Value>
 __device__ CandidateOf<Value> block_best(CandidateOf<Value> mine) {
     __shared__ CandidateOf<Value> of_warp[kCount / 32];

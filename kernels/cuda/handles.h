@@ -54,7 +54,7 @@ struct LaunchStream {
     operator cudaStream_t() const { return stream; }
 };
 
-// Of the current device.
+// A stream belongs to the device that is current when it is made.
 class Stream {
   public:
     Stream();

@@ -13,7 +13,7 @@ namespace quadrille::cuda {
 // Dynamic and static shared memory count together; beyond 48 KB the limit must be raised.
 class KernelSet {
   public:
-    // Of the current device.
+    // Settings are per device: the current one's are made here.
     KernelSet() {
         int device = 0;
         CUDA_CHECK(cudaGetDevice(&device));

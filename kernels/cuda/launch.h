@@ -11,7 +11,7 @@
 
 namespace quadrille::cuda {
 
-// Whether four numbers at a time may be loaded of rows that lie `stride` apart from x on.
+// True: four numbers at a time may be loaded of rows that lie `stride` apart from x on.
 inline bool loads_four(const float* x, int64_t stride) {
     return reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % 4 == 0;
 }

@@ -115,7 +115,7 @@ void Products::exl3_product(const ProductOut& out, View<const float> in, const M
 }
 
 void Products::native_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
-    // Of few columns the weights are streamed again for every 16 rows, from the cache.
+    // Weights of few columns are streamed again for every 16 rows, from the cache.
     const bool tiled = in.rows > 8 && native_fragments(weight) && weight.n >= kNativeTiledColumns;
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
     const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;

@@ -33,7 +33,7 @@ class Communicator {
     virtual int64_t max_host(int64_t value) = 0;
     virtual void barrier() = 0;
 
-    // Whether collectives on backend memory only enqueue work, so that a graph can hold them.
+    // True: collectives on backend memory only enqueue work, so that a graph can hold them.
     virtual bool recordable() const { return false; }
     // Breaks off collectives that wait for other ranks; nothing works afterwards. From any thread.
     virtual void abort() noexcept {}

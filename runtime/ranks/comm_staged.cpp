@@ -81,7 +81,7 @@ class StagedComm final : public Communicator {
     bool recordable() const override { return size() == 1; }
 
   private:
-    // Whether there was nothing to exchange with others.
+    // True: there was nothing to exchange with others.
     bool stays_here(void* out, const void* in, int64_t bytes) {
         if (bytes > 0 && size() > 1) return false;
         if (bytes > 0 && out != in) backend_.copy(out, in, bytes);

@@ -20,7 +20,7 @@ namespace quadrille {
 
 class Fatal {
   public:
-    // Where a rank is among the others, for the line.
+    // The line that is printed names the rank so.
     struct Rank {
         int rank = 0;
         int size = 1;

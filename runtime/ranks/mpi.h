@@ -151,10 +151,10 @@ class Mailbox {
 std::unique_ptr<Communicator> make_mpi_comm(MpiComm comm,
                                             int64_t longest_message = int64_t{1} << 30);
 
-// Whether a launcher (mpirun, srun) started this process as one of several, by its environment;
+// True: a launcher (mpirun, srun) started this process as one of several, by its environment;
 // needs no MPI.
 bool launched_with_others();
-// Whether any launcher started it, be it as the only one.
+// True: any launcher started it, be it as the only one.
 bool launched();
 
 }  // namespace quadrille

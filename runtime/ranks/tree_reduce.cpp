@@ -11,7 +11,7 @@ namespace {
 // Below this a second collective costs more than the bytes it saves (4 ranks on 2 cores of a
 // Sapphire Rapids Xeon, 16 KiB a row: equal at 4 rows, 16 rows 1.1 against 0.5 ms).
 constexpr int64_t kScatterBytes = 64 << 10;
-// With 2 ranks both ways move the same bytes.
+// Two ranks move the same bytes either way.
 constexpr int32_t kScatterRanks = 4;
 constexpr int64_t kFloat = sizeof(float);
 

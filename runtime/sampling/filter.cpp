@@ -65,7 +65,7 @@ std::optional<size_t> count_kept(std::span<const Candidate> best, bool complete,
                                  const ExpSum& total, const Filter& filter) {
     require(!best.empty(), "count_kept: at least one candidate");
     const size_t top_k = filter.top_k > 0 ? static_cast<size_t>(filter.top_k) : kBeyond;
-    // Whether nothing that top-k leaves lies beyond the known candidates.
+    // True: nothing that top-k leaves lies beyond the known candidates.
     const bool bounded = complete || top_k <= best.size();
     const Cuts cuts(best.first(std::min(best.size(), top_k)), filter.inverse_temperature);
     size_t kept = bounded ? std::min(best.size(), top_k) : kBeyond;

@@ -84,7 +84,7 @@ class Sampler {
 // A row whose logits leave nothing to choose.
 [[noreturn]] void fail_empty_row(int64_t row);
 
-// Whether a row's token is the best of two numbers a rank, score and id: greedy or drawn, without
+// True: a row's token is the best of two numbers a rank, score and id: greedy or drawn, without
 // filters, penalty and logprobs.
 bool draws_plainly(const RecordOptions& options);
 

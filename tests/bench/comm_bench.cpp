@@ -50,7 +50,7 @@ class CommBench {
     }
 
   private:
-    // Of one call; the slowest rank's.
+    // The time of one call; the slowest rank's.
     double seconds(const std::function<void()>& call) {
         call();
         const auto recording = backend_.record([&] {

@@ -186,7 +186,7 @@ TEST_F(Speculation, ALimitCutsABlock) {
         for (const Generation& result : target_->run(prompts(limit), options(kMaxK), &drafter)) {
             expect_plain(result, limit, kMaxK);
             EXPECT_EQ(result.finish_reason, FinishReason::length);
-            // With r tokens left min(K, r) drafts are verified; the last may end the record.
+            // If r tokens are left, min(K, r) drafts are verified; the last may end the record.
             std::vector<uint8_t> trace;
             for (int64_t left = limit - 1; left > 0;) {
                 const int64_t drafted = std::min<int64_t>(kMaxK, left);

@@ -45,7 +45,7 @@ class MarginBackend final : public ForwardBackend {
     }
     void note(const Rows& rows);
 
-    // Of the pass: the last row, the slot and the tokens up to that row of each sequence.
+    // The pass's: the last row, the slot and the tokens up to that row of each sequence.
     struct Last {
         int64_t row;
         int32_t slot;

@@ -50,7 +50,7 @@ struct Pieces {
     }
 };
 
-// Where the piece of a row of a head lies.
+// The place of a head's piece of a row.
 __device__ __forceinline__ int64_t piece_at(const Attention& args, int32_t sequence, int32_t head,
                                             int32_t row, int32_t piece) {
     const int64_t of_head = int64_t{sequence - args.first} * args.params.heads + head;
@@ -126,7 +126,7 @@ class PieceKernel {
     __device__ int32_t row_of(int32_t query) const { return query / group_; }
     __device__ int32_t head_of(int32_t query) const { return kv_head_ * group_ + query % group_; }
 
-    // Whether block row j sees a position, which is at most the block's last.
+    // True: block row j sees a position, which is at most the block's last.
     __device__ bool sees(int32_t j, int64_t at) const {
         const int64_t own = position_ + j;
         if (args_.params.causal && at > own) return false;

@@ -21,7 +21,7 @@ constexpr double kLatencyGroup = 0.27;
 // each do not overlap.
 constexpr double kStart = 1.9;
 constexpr double kBlockStart = 0.03;
-// Of a multiprocessor: a row of a unit's sums to memory.
+// A multiprocessor writes a row of a unit's sums to memory.
 constexpr double kWrite = 0.0525;
 // At the end a warp waits for the sums of up to 8 units of some rows together, or of more units of
 // one row (which takes too many registers to be quick).
@@ -49,8 +49,8 @@ constexpr double kLargeQuarter = 0.59;
 constexpr double kLargeFinish = 4.6;
 constexpr double kLargeEndFloats = 0.705e6;
 constexpr int64_t kQuarterRows = 32;
-// Of 16 rows: a leaf of 256 columns with several thread blocks on a multiprocessor, and of one
-// alone; what of a thread block does not overlap; the outputs of 8 rows. The kernel at the end
+// Tiles of 16 rows: a leaf of 256 columns with several thread blocks on a multiprocessor, and of
+// one alone; what of a thread block does not overlap; the outputs of 8 rows. The kernel at the end
 // takes its time however few the floats.
 constexpr double kWideLeaf = 1.28;
 constexpr double kWideLatency = 1.44;
@@ -70,7 +70,7 @@ int32_t resident_blocks(const Exl3Plan& plan) {
 // while others end, unless there are few.
 double busiest(int64_t blocks, int32_t processors, int32_t resident, int32_t least = 1) {
     const int64_t most = std::max<int64_t>(ceil_div(blocks, processors), least);
-    // Where a third has room, some take one although two each would do.
+    // If a third has room, some take one although two each would do.
     if (resident == 3 && most == 2) return 3.0;
     if (blocks <= int64_t{4} * resident * processors) return static_cast<double>(most);
     return static_cast<double>(blocks) / processors + 0.5;

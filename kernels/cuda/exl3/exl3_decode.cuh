@@ -24,7 +24,7 @@ struct LaneWindow {
     uint32_t word[kWords];
 };
 
-// Where a lane's window lies in its tile: the same for every tile.
+// The place of a lane's window in its tile: the same for every tile.
 template <int kBits>
 struct LanePlace {
     // Bits of the window plus the largest shift decide how many words are read.

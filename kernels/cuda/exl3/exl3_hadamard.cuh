@@ -15,7 +15,7 @@ namespace quadrille::cuda {
 inline constexpr float kInputScale = 0.0625f;
 inline constexpr float kOutputScale = 0.125f;
 
-// Of the outputs: lane l of a warp holds elements 4l .. 4l+3. Strides ascend (1, 2, 4 .. 64) as in
+// Outputs: lane l of a warp holds elements 4l .. 4l+3. Strides ascend (1, 2, 4 .. 64) as in
 // every implementation of the format, and the scale comes last.
 __device__ __forceinline__ void hadamard128(float (&v)[4]) {
     const float a = v[0] + v[1];
@@ -47,7 +47,7 @@ __device__ __forceinline__ void cut_tf32(float x, uint32_t& high, uint32_t& low)
     low = __float_as_uint(x - __uint_as_float(high));
 }
 
-// Of the inputs, on the tensor cores: one warp, one row, 128 inputs, no shuffles. Input 16 g + 2 c
+// Inputs, on the tensor cores: one warp, one row, 128 inputs, no shuffles. Input 16 g + 2 c
 // + h: one step over h in registers, H8 over c as the A operand times the inputs as B, then the
 // sums, which lie as an A operand wants them, times H8 over g as B. Entries of H are exact; numbers
 // enter as two tf32 terms, good to 2^-21. A row's bits depend on nothing else: every kernel that
@@ -98,7 +98,7 @@ class InputRotation {
         pair[1] = *reinterpret_cast<const uint32_t*>(&next);
     }
 
-    // Where pair[0] lies among the words of its input tile for a group of 8 rows (exl3_rotate.h),
+    // The place of pair[0] among the words of its input tile for a group of 8 rows (exl3_rotate.h),
     // the first row's; 8 words further for every row. pair[1] belongs to the next tile.
     static __device__ __forceinline__ int word(int lane) {
         return lane / 4 % 4 * 2 + lane / 16;

@@ -4,12 +4,12 @@
 // warp, of 32 columns, has twice as many weights to each of its other instructions as there, and
 // inputs that are not rotated again for every 128 columns.
 //
-// Of 128 rows a warp decodes a leaf of its columns into registers and holds it there while the rows
-// pass by, so no accumulators but those of four row groups are under way, and the sums of the
-// groups of leaves stay in registers too. Of the two warps of a scheduler one decodes ahead of the
-// barrier between leaves and the other behind it: the tensor cores always have one of them. Of 16
-// rows a weight is multiplied as soon as it is decoded, and three thread blocks share a
-// multiprocessor.
+// Tiles of 128 rows: a warp decodes a leaf of its columns into registers and holds it there while
+// the rows pass by, so no accumulators but those of four row groups are under way, and the sums of
+// the groups of leaves stay in registers too. Of the two warps of a scheduler one decodes ahead of
+// the barrier between leaves and the other behind it: the tensor cores always have one of them.
+// Tiles of 16 rows: a weight is multiplied as soon as it is decoded, and three thread blocks share
+// a multiprocessor.
 //
 // The rotated inputs come through two buffers in shared memory. Sums of segments are kept in shared
 // memory, and transformed there; where several thread blocks share the inputs, the sums of groups
@@ -154,7 +154,7 @@ __device__ bool LargeKernel<kBits, kMul1, kRowGroups>::locate() const {
     return true;
 }
 
-// Where the copies begin.
+// Starts the copies.
 template <int kBits, bool kMul1, int kRowGroups>
 __device__ void LargeKernel<kBits, kMul1, kRowGroups>::begin_copies() {
     const int32_t block = b_.block;

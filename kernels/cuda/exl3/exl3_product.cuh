@@ -116,7 +116,7 @@ class ProductKernel {
     __device__ void sum_group();
     __device__ void write_unit(float* to, Sums& sums, bool more) const;
     __device__ bool is_last();
-    // Of this thread block's 128 columns and rows.
+    // The place of this thread block's 128 columns and rows.
     __device__ int64_t place() const {
         const int64_t tile = int64_t{member()} * gridDim.y + blockIdx.y;
         return tile * (gridDim.x / kColumnParts) + blockIdx.x / kColumnParts;

@@ -126,7 +126,7 @@ QUADRILLE_HOST_DEVICE constexpr BlockRun run_of_units(const Matrix& w, int32_t s
     return {run.first > 0 ? run.first : 0, run.blocks};
 }
 
-// Where the results of a launch go: row r of segment s to
+// Results of a launch go to `out`: row r of segment s to
 // out + z * member_stride + r * row_stride + s * segment_stride.
 struct ProductOut {
     float* data = nullptr;
@@ -236,7 +236,7 @@ Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks,
 // The fields of a launch that follow from its plan, and its dynamic shared memory in bytes.
 void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w);
 int32_t shared_bytes(const Exl3Product& args, int32_t groups, const Matrix& w);
-// Of a large plan: sums of 256 columns, two leaves of inputs, the warps' rings of weights.
+// A large plan holds sums of 256 columns, two leaves of inputs, the warps' rings of weights.
 constexpr int32_t large_shared_bytes(int32_t bits, int32_t groups) {
     const int32_t inputs = 2 * 8 * groups * exl3::kBlock * 2;
     return large_sum_bytes(groups) + inputs +

@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_rows(float (&v)[kRows][4], int count, int32
     }
 }
 
-// Of experts, from the channels of a lane on; as Exl3Product says.
+// Inputs of experts, from the channels of a lane on; as Exl3Product says.
 struct ExpertInputs {
     const float* x;
     const float* up;
@@ -96,7 +96,7 @@ __device__ void ProductKernel<kBits, kMul1, kGroups, kHalves>::rotate_inputs() {
     const int channel = (block_ + block) * exl3::kBlock + 4 * lane();
     uint2 scales = {};
     if (block < steps_) scales = *reinterpret_cast<const uint2*>(w_->suh + channel);
-    // Of a lane's row.
+    // A lane keeps the source of its own row.
     int32_t source = first_ + lane();
     bool early = false;
     if constexpr (!kHalves && kGroups <= kInsideGroups) {

@@ -35,7 +35,7 @@ struct RotateArgs {
     bool vectors;    // rows lie where four inputs may be loaded at once
 };
 
-// Of a warp.
+// A warp's share.
 struct Share {
     int lane;
     int block;      // of inputs
@@ -50,7 +50,7 @@ struct Share {
         part = static_cast<int>((blockIdx.z * kWarps + warp) >> args.block_shift);
         first = block * exl3::kBlock + 4 * lane;
     }
-    // Where the lane's results of a position go; those of the next input tile 64 words behind.
+    // The lane's results of a position go here; those of the next input tile 64 words behind.
     __device__ __forceinline__ uint32_t* place(const RotateArgs& args, int32_t position) const {
         const auto at = static_cast<uint32_t>(position);
         const auto tile = static_cast<uint32_t>(block * 8 + InputRotation::tile(lane));
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     to[64] = pair[1];
 }
 
-// Of a thread block; none behind the last.
+// The tile of a thread block; none behind the last.
 template <Inputs kInputs>
 __device__ __forceinline__ RowTile tile_of_block(const Rotation& of) {
     const auto y = static_cast<int32_t>(blockIdx.y);

@@ -14,7 +14,7 @@
 namespace quadrille::cuda {
 
 struct Rotation {
-    // Of a matrix: position p is row p of x. Of experts: for gate and up, row order[p] / slots; for
+    // One matrix: position p is row p of x. Experts: for gate and up, row order[p] / slots; for
     // down, where `up` is given, swiglu(x, up) of position p (limit as Backend::swiglu).
     const float* x = nullptr;
     int64_t x_stride = 0;

@@ -66,7 +66,7 @@ class KdaInput {
         history_ = args.state.conv.data + int64_t{at.slot} * args.state.conv.stride + channel;
         before_ = at.fresh ? 0 : args.params.taps - 1;
     }
-    // Of f, for pending rows the decay.
+    // Reads f, for pending rows the decay.
     __device__ KdaInput(const KdaArgs& args, const KdaSequence& at, int column) : at_(at) {
         const int32_t channel = channel_of(args, column);
         own_ = args.f.data + int64_t{at.first} * args.f.stride + channel;

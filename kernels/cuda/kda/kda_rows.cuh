@@ -70,7 +70,7 @@ class KdaRows {
     static __device__ int32_t head() { return static_cast<int32_t>(blockIdx.x); }
     __device__ int32_t taps() const { return args_.params.taps; }
     __device__ int32_t c() const { return args_.params.heads * kDim; }
-    // Whether own rows become the pending ones.
+    // True: own rows become the pending ones.
     __device__ bool deferred() const { return !args_.rows.commit && !args_.flush; }
     // False where there is nothing to run; rows of padding become zero.
     __device__ bool locate() {
@@ -210,7 +210,7 @@ class KdaRows {
                                int64_t{taps() - 1 + t} * 3 * c();
         return (t >= at_.pending ? own : t >= 0 ? pending : history) + head() * kDim;
     }
-    // Whether it counts as zero, whatever is stored.
+    // True: it counts as zero, whatever is stored.
     __device__ bool is_zero(int32_t t) const {
         return t < 0 && (at_.fresh || t < 1 - taps());
     }
@@ -219,7 +219,7 @@ class KdaRows {
     static __device__ int thread() {
         return static_cast<int>(threadIdx.x);
     }
-    // Where the rows of a chunk are. Behind its end there are as many rows of nothing as it lacks.
+    // Finds the rows of a chunk. Behind its end there are as many rows of nothing as it lacks.
     __device__ void locate_rows(int32_t start) {
         const int i = thread();
         if (i < kMaxTaps - 1 + kChunk) {

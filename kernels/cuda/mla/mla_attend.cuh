@@ -83,7 +83,7 @@ class Attend {
   private:
     __device__ int64_t cell(int h) const { return row_ * args_.params.heads + head_ + h; }
 
-    // Where the latents of this warp's entries of a tile lie.
+    // Finds the latents of this warp's entries of a tile.
     __device__ void look_up(int32_t tile) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
@@ -299,7 +299,7 @@ class Attend {
     // Weights times latents, kShare channels of a warp.
     template <int kUsedGroups>
     __device__ void add_up(int32_t tile) {
-        // Where the part of head lane / 4 lies.
+        // The part is that of head lane / 4.
         float* part = kWhole ? nullptr : args_.parts + (cell(lane_ / 4) * args_.tiles + tile) * r_;
         const int row = lane_ / 8 % 2 * 8 + lane_ % 8;
         const int column = lane_ / 16 * 8;

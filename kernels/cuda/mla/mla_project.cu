@@ -200,7 +200,7 @@ class Project {
         }
     }
 
-    // Where a piece lies: two outputs of two rows. Eight lanes that write (two c, all q) or read
+    // A piece is two outputs of two rows. Eight lanes that write (two c, all q) or read
     // together (neighbours) touch different banks.
     __device__ static int place(int rows, int outputs) {
         return rows * kPairs + (outputs ^ rows % 4);

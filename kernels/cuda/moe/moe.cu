@@ -29,7 +29,7 @@ struct PairGrouping {
     int32_t tile_rows;
     bool staged;  // the order is put together in shared memory, as 16-bit numbers
 
-    // Of a pair; -1: nobody.
+    // The expert of a pair; -1: nobody.
     __device__ int32_t expert(int32_t pair) const {
         int64_t at = pair;
         if (ids.stride != ids.cols) {
@@ -51,7 +51,7 @@ struct Place {
     int32_t tile;
 };
 
-// Where the thread's experts begin, which have `own` positions and tiles: sums over the threads
+// The thread's experts begin here, which have `own` positions and tiles: sums over the threads
 // before it. totals: one of each warp, in shared memory.
 __device__ Place place_of_thread(Place own, Place* totals) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

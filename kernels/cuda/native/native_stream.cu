@@ -122,8 +122,8 @@ class StreamKernel {
                                                           : args_.order[position] / args_.slots;
     }
 
-    // Where a warp is: 64 inputs from k of its span [.., last) of a segment, for the columns from
-    // `column`. A span without inputs is one step of zeros.
+    // The place of a warp: 64 inputs from k of its span [.., last) of a segment, for the columns
+    // from `column`. A span without inputs is one step of zeros.
     struct Cursor {
         int32_t column;
         int32_t k;

@@ -105,7 +105,7 @@ class TiledKernel {
     }
     static __device__ int warp_group() { return thread() / 32 / Tile::kAcross * Tile::kGroups; }
 
-    // Where 16 bytes of a column's weights lie: the columns of a quarter of a warp, two, lie in
+    // The place of 16 bytes of a column's weights: the columns of a quarter of a warp, two, lie in
     // different banks.
     static __device__ int place(int column, int chunk) {
         return column * kChunks + (chunk ^ column % 2 * 4);

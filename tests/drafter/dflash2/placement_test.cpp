@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the drafter's layers lie, on how many ranks, and in what company a block is drafted: the
-// same bits.
+// The place of the drafter's layers, the number of ranks and the company of a block change nothing:
+// the same bits.
 #include "runtime/ranks/agree.h"
 #include "tests/support/draft_case.h"
 #include "tests/support/mpi_main.h"

@@ -174,7 +174,7 @@ TEST_F(ResumeTest, SetsDamagedAndForeignPartsAside) {
         "another run");
 }
 
-// Where the prompt files lie may change between starts; what is in them is in the fingerprint.
+// The folder of the prompt files may change between starts; what is in them is in the fingerprint.
 TEST_F(ResumeTest, TakesUpRecordsOfSeveralFilesAndSamples) {
     const auto of = [](int32_t source, int64_t index, int32_t sample) {
         Generation g = make_generation(index, 2 + sample, 2);

@@ -56,7 +56,7 @@ class Memory {
     Guarded<float> state_, conv_, qkv_, decay_, beta_;
 };
 
-// Where the rows of a pass come from.
+// The rows of a pass come from here.
 struct Source {
     const KdaInputs* inputs;
     int64_t first;

@@ -168,7 +168,7 @@ TEST_P(GpuGolden, TeacherForcedTokensAndGapsAgree) {
                 EXPECT_EQ(found.token, greedy_[i][at])
                     << "record " << i << " token " << at << " golden gap " << golden;
             }
-            // Where the best two changed places the gap is that of the golden token.
+            // If the best two changed places, the gap is that of the golden token.
             const double gap = found.token == greedy_[i][at] ? found.gap : -found.gap;
             const double difference = std::abs(gap - golden);
             largest = std::max(largest, difference);
@@ -193,7 +193,7 @@ TEST_P(GpuGolden, TeacherForcedTokensAndGapsAgree) {
     }
 }
 
-// With golden anchors: what is drafted depends on the context of golden tokens alone.
+// Anchors are golden: what is drafted depends on the context of golden tokens alone.
 TEST_P(GpuGolden, DraftPathsAgree) {
     ModelCase target = this->target(static_cast<int32_t>(greedy_.size()));
     DraftCase draft(target);

@@ -210,7 +210,7 @@ TEST(StoredIn, ReadsNamesAsTheModelDoes) {
     EXPECT_FALSE(storage("split.mcg"));
 }
 
-// With every expert chosen, a pass reads all that was loaded, but for rows of the embedding.
+// A pass that chooses every expert reads all that was loaded, but for rows of the embedding.
 TEST(Floor, OfAPassThatTouchesEverythingIsWhatTheModelHolds) {
     for (const char* name : {"demo-full-4bpw", "toy-vocab768", "toy-native", "toy-padded"}) {
         const std::unique_ptr<Communicator> comm = make_self_comm();

@@ -71,7 +71,7 @@ TEST(Filter, IsTheReferenceFromAnyKnownPrefix) {
                 ++beyond;
                 const bool unknown_sum =
                     filter.top_p < 1.0 && filter.top_k > static_cast<int64_t>(known);
-                // Where min-p cuts shows only from the id behind.
+                // The cut of min-p shows only from the id behind.
                 const bool last = filter.min_p > 0.0 && expected == known;
                 EXPECT_TRUE(expected > known || unknown_sum || last) << trial << " known " << known;
             }

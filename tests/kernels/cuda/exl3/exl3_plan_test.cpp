@@ -287,7 +287,7 @@ TEST(Exl3Plan, InputsRotateWhereThatIsCheaper) {
     }
 }
 
-// Where there is room for all and they would gather: behind a kernel that rotates.
+// Thread blocks spread if all have room and would gather: behind a kernel that rotates.
 TEST(Exl3Plan, ThreadBlocksSpreadBehindAKernel) {
     for (const int64_t k : {1024, 4096, 8192}) {
         for (const int64_t n : {1024, 4096, 8192, 77440}) {
