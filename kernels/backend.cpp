@@ -12,7 +12,7 @@
 
 namespace quadrille {
 
-std::unique_ptr<Recording> Backend::record(const std::function<void()>&) {
+std::unique_ptr<Recording> Device::record(const std::function<void()>&) {
     throw Error(ErrorKind::internal, fmt::format("backend '{}' records nothing", name()));
 }
 

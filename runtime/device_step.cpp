@@ -199,8 +199,8 @@ void DeviceStep::choose(const Layout& layout, const Shape& shape, View<const flo
         auto* const scores = static_cast<double*>(own_.data());
         auto* const ids = reinterpret_cast<int32_t*>(scores + m);
         auto* const raw = reinterpret_cast<float*>(ids + m);
-        backend_.sample(scores, alone ? targets_.data() : ids, raw, logits,
-                        input<SampleRow>(layout.draws), m, {nullptr, m, 0}, first_id_, valid_);
+        const SampleInput in{logits, input<SampleRow>(layout.draws), m, first_id_, valid_};
+        backend_.sample(scores, alone ? targets_.data() : ids, raw, in, {nullptr, m, 0});
         if (alone) return;
         const int64_t bytes = 16 * int64_t{m};
         comm_.all_gather(all_.data(), own_.data(), bytes);

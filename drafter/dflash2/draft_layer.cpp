@@ -145,7 +145,7 @@ void DraftLayer::forward(View<float> hidden, const Rows& rows, DraftScratch& scr
     backend_.linear(key, attended, key_);
     backend_.linear(value, attended, value_);
     const View<float> out = scratch.out.first(m);
-    backend_.draft_attention(out, query, key, value, q_norm_, k_norm_, cache(), params_, rows);
+    backend_.draft_attention(out, {query, key, value, q_norm_, k_norm_}, cache(), params_, rows);
     backend_.linear(scratch.sum.first(m), out, out_);
     leave(hidden, attention_conv_, scratch, reduce);
 

@@ -85,8 +85,14 @@ View<const int32_t> Selector::walk(View<const float> hidden, int32_t k, const Dr
     }
     const View<float> scores = kept ? scores_.first(m) : View<float>();
     const View<int32_t> path(path_.data(), sequences, k);
-    backend_.walk_path(path, scores, values_.first(m), ids_.first(m), projected, predecessor_,
-                       successor_, pass.anchor, pass.draws);
+    backend_.walk_path(path, scores,
+                       {.values = values_.first(m),
+                        .ids = ids_.first(m),
+                        .projected = projected,
+                        .predecessor = predecessor_,
+                        .successor = successor_,
+                        .anchor = pass.anchor,
+                        .draws = pass.draws});
     return path;
 }
 

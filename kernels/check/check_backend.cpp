@@ -198,12 +198,11 @@ struct KdaMeaning {
 
 }  // namespace
 
-void CheckBackend::kda(View<float> out, View<const float> qkv, View<const float> f,
-                       View<const float> b, View<const float> g, const KdaWeights& weights,
-                       const KdaState& state, const KdaParams& params, const Rows& rows) {
+void CheckBackend::kda(const KdaPass& pass, const KdaWeights& weights, const KdaState& state,
+                       const KdaParams& params, const Rows& rows) {
     OpCall check = call("kda");
     KdaMeaning meaning(state, params, check.host()(rows));
-    check.out("out", out, kGpuRecurrentRelativeRms)
+    check.out("out", pass.out, kGpuRecurrentRelativeRms)
         .update("state", state.state, kGpuRecurrentRelativeRms, std::move(meaning.state))
         .update("conv", state.conv, kExact, std::move(meaning.conv))
         .update("pending_qkv", state.pending_qkv, kExact, std::move(meaning.qkv))
@@ -212,8 +211,7 @@ void CheckBackend::kda(View<float> out, View<const float> qkv, View<const float>
         .update("pending_beta", state.pending_beta, kGpuSequenceRelativeRms,
                 std::move(meaning.beta))
         .run([&](Backend& backend, auto&& at) {
-            backend.kda(at(out), at(qkv), at(f), at(b), at(g), at(weights, params), at(state),
-                        params, at(rows));
+            backend.kda(at(pass), at(weights, params), at(state), params, at(rows));
         });
 }
 void CheckBackend::kda_flush(const KdaWeights& weights, const KdaState& state,

@@ -39,42 +39,36 @@ void CheckBackend::mark_seen(View<uint32_t> seen, const int32_t* slots, const in
         b.mark_seen(at(seen), at(slots, count), at(tokens, count), count);
     });
 }
-void CheckBackend::sample(double* score, int32_t* id, float* logit, View<const float> logits,
-                          const SampleRow* rows, int32_t count, View<const int32_t> excluded,
-                          int32_t first_id, int32_t valid) {
+void CheckBackend::sample(double* score, int32_t* id, float* logit, const SampleInput& in,
+                          View<const int32_t> excluded) {
+    const int64_t count = in.count;
     call("sample")
         .out("score", View<double>(score, 1, count))
         .out("id", View<int32_t>(id, 1, count))
         .out("logit", View<float>(logit, 1, count))
         .run([&](Backend& b, auto&& at) {
-            b.sample(at(score, count), at(id, count), at(logit, count), at(logits), at(rows, count),
-                     count, at(excluded), first_id, valid);
+            b.sample(at(score, count), at(id, count), at(logit, count), at(in), at(excluded));
         });
 }
 void CheckBackend::sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
-                                     View<const float> logits, const SampleRow* rows, int32_t count,
-                                     int32_t first_id, int32_t valid) {
+                                     const SampleInput& in) {
     call("sample_candidates")
         .out("values", values)
         .out("raw", raw)
         .out("ids", ids)
         .run([&](Backend& b, auto&& at) {
-            b.sample_candidates(at(values), at(raw), at(ids), at(logits), at(rows, count), count,
-                                first_id, valid);
+            b.sample_candidates(at(values), at(raw), at(ids), at(in));
         });
 }
-void CheckBackend::sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows,
-                              int32_t count, int32_t first_id, int32_t valid) {
-    call("sample_sum").out("sums", View<ExpSum>(sums, 1, count)).run([&](Backend& b, auto&& at) {
-        b.sample_sum(at(sums, count), at(logits), at(rows, count), count, first_id, valid);
+void CheckBackend::sample_sum(ExpSum* sums, const SampleInput& in) {
+    call("sample_sum").out("sums", View<ExpSum>(sums, 1, in.count)).run([&](Backend& b, auto&& at) {
+        b.sample_sum(at(sums, in.count), at(in));
     });
 }
 void CheckBackend::sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
-                             View<const float> logits, const SampleRow* rows, int32_t count,
-                             int32_t first_id, int32_t valid) {
+                             const SampleInput& in) {
     call("sample_at").out("values", values).out("raw", raw).run([&](Backend& b, auto&& at) {
-        b.sample_at(at(values), at(raw), at(ids), at(logits), at(rows, count), count, first_id,
-                    valid);
+        b.sample_at(at(values), at(raw), at(ids), at(in));
     });
 }
 
@@ -118,15 +112,13 @@ void CheckBackend::draft_append(const DraftCache& cache, View<const float> key,
                            at(write, rows.m), params, at(rows));
         });
 }
-void CheckBackend::draft_attention(View<float> out, View<const float> query, View<const float> key,
-                                   View<const float> value, const float* q_norm,
-                                   const float* k_norm, const DraftCache& cache,
-                                   const DraftAttentionParams& params, const Rows& rows) {
+void CheckBackend::draft_attention(View<float> out, const DraftBlock& block,
+                                   const DraftCache& cache, const DraftAttentionParams& params,
+                                   const Rows& rows) {
     call("draft_attention")
         .out("out", out, kGpuRecurrentRelativeRms)
         .run([&](Backend& b, auto&& at) {
-            b.draft_attention(at(out), at(query), at(key), at(value), at(q_norm, params.head_dim),
-                              at(k_norm, params.head_dim), at(cache), params, at(rows));
+            b.draft_attention(at(out), at(block, params), at(cache), params, at(rows));
         });
 }
 void CheckBackend::draft_conv(View<float> out, View<const float> in, View<const float> dynamic,
@@ -135,17 +127,11 @@ void CheckBackend::draft_conv(View<float> out, View<const float> in, View<const 
         b.draft_conv(at(out), at(in), at(dynamic), at(base, taps * in.cols), taps, group, block);
     });
 }
-void CheckBackend::walk_path(View<int32_t> path, View<float> scores, View<const float> values,
-                             View<const int32_t> ids, View<const float> projected,
-                             const Matrix& predecessor, const Matrix& successor,
-                             const int32_t* anchor, const SampleRow* draws) {
+void CheckBackend::walk_path(View<int32_t> path, View<float> scores, const WalkInput& in) {
     call("walk_path")
         .out("path", path)
         .out("scores", scores, kGpuSequenceRelativeRms)
-        .run([&](Backend& b, auto&& at) {
-            b.walk_path(at(path), at(scores), at(values), at(ids), at(projected), at(predecessor),
-                        at(successor), at(anchor, path.rows), at(draws, path.rows));
-        });
+        .run([&](Backend& b, auto&& at) { b.walk_path(at(path), at(scores), at(in, path.rows)); });
 }
 
 }  // namespace quadrille::check

@@ -106,4 +106,39 @@ const SampleRow* ToHost::operator()(const SampleRow* work, int64_t count) {
     return rows.data();
 }
 
+KdaPass ToHost::operator()(KdaPass work) const {
+    work.out = (*this)(work.out);
+    work.qkv = (*this)(work.qkv);
+    work.f = (*this)(work.f);
+    work.b = (*this)(work.b);
+    work.g = (*this)(work.g);
+    return work;
+}
+
+DraftBlock ToHost::operator()(DraftBlock work, const DraftAttentionParams& params) const {
+    work.query = (*this)(work.query);
+    work.key = (*this)(work.key);
+    work.value = (*this)(work.value);
+    work.q_norm = (*this)(work.q_norm, params.head_dim);
+    work.k_norm = (*this)(work.k_norm, params.head_dim);
+    return work;
+}
+
+WalkInput ToHost::operator()(WalkInput work, int64_t sequences) {
+    work.values = (*this)(work.values);
+    work.ids = (*this)(work.ids);
+    work.projected = (*this)(work.projected);
+    work.predecessor = (*this)(work.predecessor);
+    work.successor = (*this)(work.successor);
+    work.anchor = (*this)(work.anchor, sequences);
+    work.draws = (*this)(work.draws, sequences);
+    return work;
+}
+
+SampleInput ToHost::operator()(SampleInput work) {
+    work.logits = (*this)(work.logits);
+    work.rows = (*this)(work.rows, work.count);
+    return work;
+}
+
 }  // namespace quadrille::check

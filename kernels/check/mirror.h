@@ -59,7 +59,11 @@ class ToHost {
     IndexCache operator()(IndexCache work) const;
     DraftCache operator()(DraftCache work) const;
     KdaWeights operator()(KdaWeights work, const KdaParams& params) const;
+    KdaPass operator()(KdaPass work) const;
+    DraftBlock operator()(DraftBlock work, const DraftAttentionParams& params) const;
     MoeWeights operator()(MoeWeights work);
+    WalkInput operator()(WalkInput work, int64_t sequences);
+    SampleInput operator()(SampleInput work);
     const SampleRow* operator()(const SampleRow* work, int64_t count);
 
   private:

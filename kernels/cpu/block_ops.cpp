@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ties the parts of a decode step together: blocks from drafts, acceptance, one choice from
 // those of several ranks.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/error.h"
 
@@ -10,6 +11,7 @@ namespace quadrille::cpu {
 
 void CpuBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
                               const Rows& rows) {
+    contract::block_tokens(tokens, anchor, path, rows);
     for (int32_t i = 0; i < rows.sequences; ++i) {
         const int32_t first = rows.begin[i];
         const int32_t end = rows.begin[i + 1];
@@ -27,6 +29,7 @@ void CpuBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<const
 
 void CpuBackend::mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
                                const Rows& rows) {
+    contract::mark_accepted(write, tokens, target, rows);
     std::fill_n(write, (rows.m + 3) / 4 * 4, uint8_t{0});
     for (int32_t i = 0; i < rows.sequences; ++i) {
         if (rows.slot[i] < 0) continue;
@@ -39,7 +42,7 @@ void CpuBackend::mark_accepted(uint8_t* write, const int32_t* tokens, const int3
 
 void CpuBackend::merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
                                int32_t count, int64_t part_bytes) {
-    require(part_bytes % 8 == 0, "merge_samples: parts of whole words of 8 bytes");
+    contract::merge_samples(id, scores, ids, m, count, part_bytes);
     for (int32_t r = 0; r < m; ++r) {
         double best = 0.0;
         id[r] = -1;

@@ -2,6 +2,7 @@
 // The DFlash2 drafter's own ops: attention of a draft block over the context ring, the grouped
 // dynamic convolution, the selector walk. Blocks have a fixed number of rows, so every row knows
 // its place from its index alone.
+#include "kernels/contract.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/lanes.h"
@@ -125,11 +126,9 @@ int64_t window_begin(int64_t position, int64_t window) {
 void CpuBackend::draft_append(const DraftCache& cache, View<const float> key,
                               View<const float> value, const float* k_norm, const uint8_t* write,
                               const DraftAttentionParams& params, const Rows& rows) {
-    cache.check(params);
+    contract::draft_append(cache, key, value, k_norm, write, params, rows);
     const int64_t d = params.head_dim;
     const int64_t width = params.kv_heads * d;
-    require(key.rows == rows.m && value.rows == rows.m && key.cols == width && value.cols == width,
-            "draft_append: key and value (m, kv_heads d)");
     float* divisors = scratch(kAngleScratch, 2 * d);
     float* angles = divisors + d;
     rope_divisors(divisors, params.rope_theta, d);
@@ -187,29 +186,23 @@ void CpuBackend::attend_block(View<float> out, const float* queries, int64_t pos
     }
 }
 
-void CpuBackend::draft_attention(View<float> out, View<const float> query, View<const float> key,
-                                 View<const float> value, const float* q_norm, const float* k_norm,
-                                 const DraftCache& cache, const DraftAttentionParams& params,
-                                 const Rows& rows) {
-    cache.check(params);
+void CpuBackend::draft_attention(View<float> out, const DraftBlock& block, const DraftCache& cache,
+                                 const DraftAttentionParams& params, const Rows& rows) {
+    contract::draft_attention(out, block, cache, params, rows);
+    const auto& [query, key, value, q_norm, k_norm] = block;
     const int64_t d = params.head_dim;
     const int64_t heads = params.heads;
     const int64_t kv_heads = params.kv_heads;
     const int64_t size = params.block;
-    require(size > 0 && out.rows == rows.sequences * size && query.rows == out.rows &&
-                key.rows == out.rows && value.rows == out.rows && out.cols == heads * d &&
-                query.cols == heads * d && key.cols == kv_heads * d && value.cols == kv_heads * d,
-            "draft_attention: out and query (sequences block, heads d), key and value (.., "
-            "kv_heads d)");
     float* divisors = scratch(kAngleScratch, 2 * d);
     float* angles = divisors + d;
     float* queries = scratch(kQueryScratch, size * heads * d);
     float* keys = scratch(kKeyScratch, size * kv_heads * d);
     rope_divisors(divisors, params.rope_theta, d);
     for (int32_t i = 0; i < rows.sequences; ++i) {
-        const View<float> block = out.slice_rows(i * size, size);
+        const View<float> own = out.slice_rows(i * size, size);
         if (rows.slot[i] < 0) {
-            for (int64_t j = 0; j < size; ++j) std::fill_n(block.row(j), out.cols, 0.0f);
+            for (int64_t j = 0; j < size; ++j) std::fill_n(own.row(j), out.cols, 0.0f);
             continue;
         }
         const int64_t position = rows.position[i];
@@ -225,18 +218,14 @@ void CpuBackend::draft_attention(View<float> out, View<const float> query, View<
         }
         place_context(cache, rows.slot[i], begin, position, {keys, size, kv_heads * d},
                       value.slice_rows(i * size, size));
-        attend_block(block, queries, position, begin, params);
+        attend_block(own, queries, position, begin, params);
     }
 }
 
 void CpuBackend::draft_conv(View<float> out, View<const float> in, View<const float> dynamic,
                             const float* base, int32_t taps, int32_t group, int32_t block) {
+    contract::draft_conv(out, in, dynamic, base, taps, group, block);
     const int64_t h = in.cols;
-    require(taps > 0 && group > 0 && block > 0 && h % group == 0 && in.rows % block == 0 &&
-                out.rows == in.rows && out.cols == h && dynamic.rows == in.rows &&
-                dynamic.cols == taps * h / group,
-            "draft_conv: in and out (blocks block, h), dynamic (.., taps h / group)");
-    require(out.data != in.data, "draft_conv: out is not in");
     const int64_t groups = h / group;
     for (int64_t t = 0; t < in.rows; ++t) {
         float* __restrict y = out.row(t);
@@ -255,20 +244,10 @@ void CpuBackend::draft_conv(View<float> out, View<const float> in, View<const fl
     }
 }
 
-void CpuBackend::walk_path(View<int32_t> path, View<float> scores, View<const float> values,
-                           View<const int32_t> ids, View<const float> projected,
-                           const Matrix& predecessor, const Matrix& successor,
-                           const int32_t* anchor, const SampleRow* draws) {
+void CpuBackend::walk_path(View<int32_t> path, View<float> scores, const WalkInput& in) {
+    contract::walk_path(path, scores, in);
+    const auto& [values, ids, projected, predecessor, successor, anchor, draws] = in;
     const int64_t rank = projected.cols;
-    const int64_t slots = path.rows * path.cols;
-    require(values.rows == slots && ids.rows == slots && values.cols == ids.cols,
-            "walk_path: values and ids (sequences k, top)");
-    require(scores.rows == 0 || (scores.rows == slots && scores.cols == ids.cols),
-            "walk_path: scores (sequences k, top)");
-    require(
-        rank == 0 || (projected.rows == slots && predecessor.weights != nullptr &&
-                      successor.weights != nullptr && predecessor.k == rank && successor.k == rank),
-        "walk_path: projected (sequences k, rank), codebooks native (vocab, rank)");
     float* context = scratch(kAngleScratch, rank);
     float* candidate = scratch(kWeightScratch, rank);
     for (int64_t i = 0; i < path.rows; ++i) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifold-constrained hyper-connections: the gates of one site and the two mixes of the residual
 // streams. Everything fp32; a row of `streams` holds its s streams one after another.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/exponential.h"
 #include "kernels/cpu/lanes.h"
@@ -14,7 +15,6 @@ namespace quadrille::cpu {
 
 namespace {
 
-constexpr int32_t kMaxStreams = 8;
 using Mix = std::array<float, kMaxStreams * kMaxStreams>;
 
 // Each row of c (s, s): softmax + eps.
@@ -86,13 +86,8 @@ void mix_row(float* streams, const float* y, const float* post, const float* mix
 void CpuBackend::hyper_weights(View<float> pre, View<float> post, View<float> mix,
                                View<const float> streams, const Matrix& fn, const float* base,
                                const float* scale, const HyperParams& params) {
+    contract::hyper_weights(pre, post, mix, streams, fn, base, scale, params);
     const int32_t s = params.streams;
-    require(s > 0 && s <= kMaxStreams, "hyper_weights: 1..8 streams");
-    require(fn.weights != nullptr && fn.n == 2 * s + s * s && fn.k == streams.cols,
-            "hyper_weights: fn is native (2s + s^2, s h)");
-    require(pre.cols == s && post.cols == s && mix.cols == s * s && pre.rows == streams.rows &&
-                post.rows == streams.rows && mix.rows == streams.rows,
-            "hyper_weights: pre and post (m, s), mix (m, s^2)");
     const int64_t m = streams.rows;
     float* gates = scratch(kGateScratch, m * fn.n);  // (m, 2s + s^2)
     linear({gates, m, fn.n}, streams, fn);
@@ -114,10 +109,9 @@ void CpuBackend::hyper_weights(View<float> pre, View<float> post, View<float> mi
 }
 
 void CpuBackend::hyper_in(View<float> out, View<const float> streams, View<const float> pre) {
+    contract::hyper_in(out, streams, pre);
     const int64_t h = out.cols;
     const int64_t s = pre.cols;
-    require(streams.cols == s * h && streams.rows == out.rows && pre.rows == out.rows,
-            "hyper_in: streams (m, s h), pre (m, s)");
     for (int64_t i = 0; i < out.rows; ++i) {
         float* __restrict y = out.row(i);
         const float* __restrict first = streams.row(i);
@@ -132,11 +126,9 @@ void CpuBackend::hyper_in(View<float> out, View<const float> streams, View<const
 
 void CpuBackend::hyper_out(View<float> streams, View<const float> y, View<const float> post,
                            View<const float> mix) {
+    contract::hyper_out(streams, y, post, mix);
     const int64_t h = y.cols;
     const auto s = static_cast<int32_t>(post.cols);
-    require(s > 0 && s <= kMaxStreams && streams.cols == s * h && mix.cols == s * s &&
-                streams.rows == y.rows && post.rows == y.rows && mix.rows == y.rows,
-            "hyper_out: streams (m, s h), post (m, s), mix (m, s^2)");
     for (int64_t i = 0; i < y.rows; ++i) {
         const auto mix_streams = s == 4 ? mix_row<4> : mix_row<0>;
         mix_streams(streams.row(i), y.row(i), post.row(i), mix.row(i), s, h);
@@ -144,9 +136,8 @@ void CpuBackend::hyper_out(View<float> streams, View<const float> y, View<const 
 }
 
 void CpuBackend::stream_mean(View<float> out, View<const float> streams, int32_t streams_count) {
+    contract::stream_mean(out, streams, streams_count);
     const int64_t h = out.cols;
-    require(streams_count > 0 && streams.cols == streams_count * h && streams.rows == out.rows,
-            "stream_mean: streams (m, s h)");
     const auto count = static_cast<float>(streams_count);
     for (int64_t i = 0; i < out.rows; ++i) {
         float* __restrict mean = out.row(i);

@@ -2,6 +2,7 @@
 // The sparse indexer of an MLA layer: pools of keys, their scores, the positions a row attends to.
 // A pool holds nothing but tokens of its own positions, so one written with drafts that were
 // rejected later is simply written again when the real tokens come.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/exponential.h"
 
@@ -13,8 +14,6 @@
 namespace quadrille::cpu {
 
 namespace {
-
-constexpr int32_t kMaxPool = 64;
 
 // out[c] = sum_j softmax_j(gate[j][c] + ape[j][c]) key[j][c] over the tokens j of one pool.
 void pool_tokens(float* out, const float* const* key, const float* const* gate, const float* ape,
@@ -47,13 +46,9 @@ uint64_t sort_key(float score, int64_t pool) {
 
 void CpuBackend::index_pool(const IndexCache& cache, View<const float> key, View<const float> gate,
                             const float* ape, const IndexParams& params, const Rows& rows) {
+    contract::index_pool(cache, key, gate, ape, params, rows);
     const int64_t d = params.head_dim;
     const int64_t pool = params.pool;
-    require(pool > 0 && pool <= kMaxPool && cache.ring_size >= pool - 1,
-            "index_pool: 1..64 tokens per pool, the ring holds an unfinished one");
-    require(key.rows == rows.m && gate.rows == rows.m && key.cols == d && gate.cols == d &&
-                cache.ring.cols == cache.ring_size * 2 * d,
-            "index_pool: key and gate (m, d), ring (slots, ring_size 2 d)");
     const float* keys[kMaxPool];
     const float* gates[kMaxPool];
     for (int32_t i = 0; i < rows.sequences; ++i) {
@@ -110,15 +105,10 @@ int32_t write_positions(int32_t* out, const uint64_t* keys, int64_t wanted, int6
 void CpuBackend::index_select(View<int32_t> selected, int32_t* count, View<const float> query,
                               View<const float> weight, const IndexCache& cache,
                               const IndexParams& params, const Rows& rows) {
+    contract::index_select(selected, count, query, weight, cache, params, rows);
     const int64_t d = params.head_dim;
     const int64_t pool = params.pool;
-    require(pool > 0 && params.topk >= pool && params.topk % pool == 0,
-            "index_select: topk is a multiple of pool");
     const int64_t wanted = params.topk / pool;
-    require(selected.rows == rows.m && selected.cols == params.topk + pool - 1 &&
-                query.rows == rows.m && query.cols == params.heads * d && weight.rows == rows.m &&
-                weight.cols == params.heads,
-            "index_select: selected (m, topk + pool - 1), query (m, heads d), weight (m, heads)");
     PoolScores scoring{.heads = params.heads, .d = d};
     scoring.score_scale = 1.0f / std::sqrt(static_cast<float>(d));
     scoring.head_scale = 1.0f / std::sqrt(static_cast<float>(params.heads));

@@ -5,6 +5,7 @@
 // that is decoded, replayed, flushed or prefilled leaves the same bits.
 // The stored state counts as zero as long as no row was ever committed to it, that is while
 // position == pending: slots are reused without being cleared.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/exponential.h"
 
@@ -30,8 +31,6 @@ struct Sizes {
 };
 
 Sizes sizes_of(const KdaParams& params) {
-    require(params.heads > 0 && params.head_dim > 0, "kda: heads and head_dim are positive");
-    require(params.taps > 0 && params.taps <= kMaxTaps, "kda: 1..8 convolution taps");
     return {params.heads, params.head_dim, int64_t{params.heads} * params.head_dim, params.taps};
 }
 
@@ -143,17 +142,6 @@ Timeline timeline_of(const KdaState& state, const Sizes& sizes, int64_t slot, in
     return line;
 }
 
-void check_state(const KdaState& state, const Sizes& sizes) {
-    const int64_t rows = state.pending_beta.cols / sizes.heads;  // max_pending
-    require(
-        state.state.cols == sizes.c * sizes.d && state.conv.cols == (sizes.taps - 1) * 3 * sizes.c,
-        "kda: state (slots, heads d d), conv (slots, (taps - 1) 3c)");
-    require(state.pending_qkv.cols == rows * 3 * sizes.c &&
-                state.pending_decay.cols == rows * sizes.c &&
-                state.pending_beta.cols == rows * sizes.heads,
-            "kda: pending buffers hold the same number of rows");
-}
-
 // One head through `count` prepared rows; the first is timeline row `start`. Rows below `stored`
 // change the stored state, later ones only a copy of it (or nothing, for the last).
 void run_head(const Timeline& line, const Workspace& work, const Sizes& sizes, int64_t h,
@@ -217,15 +205,11 @@ void run_timeline(const Timeline& line, const Workspace& work, const Sizes& size
 
 }  // namespace
 
-void CpuBackend::kda(View<float> out, View<const float> qkv, View<const float> f,
-                     View<const float> b, View<const float> g, const KdaWeights& weights,
-                     const KdaState& state, const KdaParams& params, const Rows& rows) {
+void CpuBackend::kda(const KdaPass& pass, const KdaWeights& weights, const KdaState& state,
+                     const KdaParams& params, const Rows& rows) {
+    contract::kda(pass, weights, state, params, rows);
+    const auto& [out, qkv, f, b, g] = pass;
     const Sizes sizes = sizes_of(params);
-    check_state(state, sizes);
-    require(out.rows == rows.m && qkv.rows == rows.m && f.rows == rows.m && b.rows == rows.m &&
-                g.rows == rows.m && out.cols == sizes.c && qkv.cols == 3 * sizes.c &&
-                f.cols == sizes.c && b.cols == sizes.heads && g.cols == sizes.c,
-            "kda: out, f, g (m, c), qkv (m, 3c), b (m, heads)");
     const int64_t max_pending = state.pending_beta.cols / sizes.heads;
     const int64_t chunk = rows.commit ? kPreparedRows : std::max(kPreparedRows, 2 * max_pending);
     float* prepared = scratch(kPreparedScratch, chunk * sizes.row());
@@ -265,8 +249,8 @@ void CpuBackend::kda(View<float> out, View<const float> qkv, View<const float> f
 
 void CpuBackend::kda_flush(const KdaWeights& weights, const KdaState& state,
                            const KdaParams& params, int32_t slot, int32_t pending, bool fresh) {
+    contract::kda_flush(weights, state, params, slot, pending, fresh);
     const Sizes sizes = sizes_of(params);
-    check_state(state, sizes);
     Timeline line = timeline_of(state, sizes, slot, pending, fresh);
     float* prepared = scratch(kPreparedScratch, kPreparedRows * sizes.row());
     float* zeros = scratch(kZeroScratch, 3 * sizes.c);

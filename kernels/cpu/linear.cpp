@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear: products with native and EXL3 matrices, one segment of the inputs at a time. The loops
 // that take time are in the Paths; here are shapes, rotations, and the order of the segments.
+#include "kernels/contract.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/lanes.h"
@@ -50,19 +51,6 @@ void rotate_outputs(View<float> out, int64_t n, float* acc, const F16* svh, cons
     }
 }
 
-void require_matrix(const Matrix& w) {
-    require(w.segments == 1 || w.segments == 2 || w.segments == 4, "matrix of 1, 2 or 4 segments");
-    if (w.segments > 1) {
-        require(w.segment[0] == 0 && w.segment[static_cast<size_t>(w.segments)] == w.k,
-                "segments cover the inputs");
-    }
-    if (!w.is_exl3()) return;
-    require(w.bits >= 1 && w.bits <= 8, "EXL3 matrix of 1 to 8 bits");
-    require(w.k_padded % exl3::kBlock == 0 && w.n_padded % exl3::kBlock == 0 && w.k_padded >= w.k &&
-                w.n_padded >= w.n,
-            "EXL3 matrix padded to blocks of 128");
-}
-
 }  // namespace
 
 std::array<int64_t, 2> segment_bounds(const Matrix& weight, int32_t segment) {
@@ -73,10 +61,7 @@ std::array<int64_t, 2> segment_bounds(const Matrix& weight, int32_t segment) {
 
 void CpuBackend::segment_product(View<float> out, View<const float> in, const Matrix& weight,
                                  int32_t segment) {
-    require(out.rows == in.rows && out.cols == weight.n && in.cols == weight.k,
-            "linear: out (m, n), in (m, k)");
     const auto [first, last] = segment_bounds(weight, segment);
-    require(first >= 0 && first <= last && last <= weight.k, "segments ascend");
     const View<const float> x = in.slice_cols(first, last - first);
     if (!weight.is_exl3()) {
         NativeRows rows{.x = x.data, .x_stride = x.stride, .m = x.rows, .matrix = &weight};
@@ -86,9 +71,6 @@ void CpuBackend::segment_product(View<float> out, View<const float> in, const Ma
         paths_->native_rows(out.data, out.stride, rows);
         return;
     }
-    require(first == last ||
-                (first % exl3::kBlock == 0 && (last % exl3::kBlock == 0 || last == weight.k)),
-            "EXL3 segments cut at blocks of 128");
     const int64_t width = round_up(x.cols, exl3::kBlock);
     const int64_t words = 2 * exl3::tile_words(weight.bits);
     float* rotated = scratch(kRotatedScratch, x.rows * width);
@@ -109,7 +91,7 @@ void CpuBackend::segment_product(View<float> out, View<const float> in, const Ma
 }
 
 void CpuBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
-    require_matrix(weight);
+    contract::linear(out, in, weight);
     if (weight.segments == 1) {
         segment_product(out, in, weight, 0);
     } else {

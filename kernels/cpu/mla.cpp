@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multi-head latent attention in absorbed form: queries are taken into the latent space once per
 // row and head, all heads attend to the same latents, values come out of the latent space last.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 
 #include <algorithm>
@@ -27,8 +28,8 @@ Matrix rows_of(const Matrix& matrix, int64_t first, int64_t count) {
 }  // namespace
 
 void CpuBackend::latent_append(View<float> latents, View<const float> latent, const Rows& rows) {
+    contract::latent_append(latents, latent, rows);
     const int64_t r = latent.cols;
-    require(latent.rows == rows.m, "latent_append: latent (m, r)");
     for (int32_t i = 0; i < rows.sequences; ++i) {
         if (rows.slot[i] < 0) continue;
         const int64_t count = rows.begin[i + 1] - rows.begin[i];
@@ -59,14 +60,9 @@ void CpuBackend::place_latents(View<const float> latents, int64_t visible, const
 void CpuBackend::mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
                                View<const float> latents, View<const int32_t> selected,
                                const int32_t* count, const MlaParams& params, const Rows& rows) {
+    contract::mla_attention(out, query, kv_b, latents, selected, count, params, rows);
     const int64_t heads = params.heads;
     const int64_t r = params.latent_dim;
-    require(kv_b.weights != nullptr && kv_b.n == heads * (params.key_dim + params.value_dim) &&
-                kv_b.k == r,
-            "mla_attention: kv_b is native (heads (key_dim + value_dim), latent_dim)");
-    require(out.rows == rows.m && query.rows == rows.m && out.cols == heads * params.value_dim &&
-                query.cols == heads * params.key_dim,
-            "mla_attention: out (m, heads value_dim), query (m, heads key_dim)");
     const float scale = 1.0f / std::sqrt(static_cast<float>(params.key_dim));
     const int64_t per_head = params.key_dim + params.value_dim;
     float* queries = scratch(kQueryScratch, kRowChunk * heads * r);

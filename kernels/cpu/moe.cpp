@@ -2,6 +2,7 @@
 // route and moe. A pass groups its (row, slot) pairs by expert, so that each expert's weights are
 // decoded once for all its rows; results stay apart per pair and are summed in slot order, so that
 // a row's bits do not depend on the grouping.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/exponential.h"
 #include "kernels/error.h"
@@ -28,14 +29,11 @@ void gather(float* out, View<const float> in, const int32_t* pairs, int64_t coun
 
 void CpuBackend::route(View<int32_t> ids, View<float> weights, View<const float> logits,
                        const float* bias, float scale, const Rows& rows) {
+    contract::route(ids, weights, logits, bias, scale, rows);
     const int64_t topk = ids.cols;
     const int64_t count = logits.cols;
-    require(topk <= count, "route: at most as many slots as experts");
-    require(ids.rows == logits.rows && weights.rows == logits.rows && weights.cols == topk,
-            "route: ids and weights are (m, topk)");
     float* score = scratch(kRouteScratch, 2 * count);
     float* biased = score + count;
-    require(rows.m == 0 || rows.m == logits.rows, "route: the rows of the pass");
     for (int64_t r = 0; r < logits.rows; ++r) {
         if (rows.m > 0 && rows.slot[rows.row_sequence[r]] < 0) {
             std::fill_n(ids.row(r), topk, -1);
@@ -193,9 +191,7 @@ void CpuBackend::moe_rows(View<float> out, MoePass& pass) {
 
 void CpuBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
                      View<const float> weights, const MoeWeights& experts) {
-    require(out.rows == in.rows && ids.rows == in.rows && weights.rows == in.rows &&
-                weights.cols == ids.cols,
-            "moe: out, in, ids and weights have m rows");
+    contract::moe(out, in, ids, weights, experts);
     MoePass pass{.experts = experts};
     pass.shared = experts.shared.down.n > 0;
     if (pass.shared) {

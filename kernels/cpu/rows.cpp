@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that work row by row without a product: embedding, norms, the gate of an MLP, sums and
 // copies.
+#include "kernels/contract.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/lanes.h"
@@ -12,18 +13,9 @@
 
 namespace quadrille::cpu {
 
-namespace {
-
-void require_same_shape(const View<float>& out, const View<const float>& in, const char* claim) {
-    require(out.rows == in.rows && out.cols == in.cols, claim);
-}
-
-}  // namespace
-
 void CpuBackend::embed(View<float> out, const int32_t* tokens, const Matrix& table,
                        int32_t copies) {
-    require(!table.is_exl3(), "embed: a native table");
-    require(copies >= 1 && out.cols == copies * table.k, "embed: out is (m, copies * h)");
+    contract::embed(out, tokens, table, copies);
     for (int64_t r = 0; r < out.rows; ++r) {
         const int32_t token = tokens[r];
         require(token >= -1 && token < table.n, "embed: token inside the table");
@@ -40,7 +32,7 @@ void CpuBackend::embed(View<float> out, const int32_t* tokens, const Matrix& tab
 }
 
 void CpuBackend::rms_norm(View<float> out, View<const float> in, const float* weight, float eps) {
-    require_same_shape(out, in, "rms_norm: out and in have one shape");
+    contract::rms_norm(out, in, weight, eps);
     const auto count = static_cast<float>(in.cols);
     for (int64_t r = 0; r < in.rows; ++r) {
         const float* x = in.row(r);
@@ -52,7 +44,7 @@ void CpuBackend::rms_norm(View<float> out, View<const float> in, const float* we
 
 void CpuBackend::layer_norm(View<float> out, View<const float> in, const float* weight,
                             const float* bias, float eps) {
-    require_same_shape(out, in, "layer_norm: out and in have one shape");
+    contract::layer_norm(out, in, weight, bias, eps);
     const auto count = static_cast<float>(in.cols);
     for (int64_t r = 0; r < in.rows; ++r) {
         const float* x = in.row(r);
@@ -65,8 +57,7 @@ void CpuBackend::layer_norm(View<float> out, View<const float> in, const float* 
 
 void CpuBackend::swiglu(View<float> out, View<const float> gate, View<const float> up,
                         float limit) {
-    require_same_shape(out, gate, "swiglu: out and gate have one shape");
-    require_same_shape(out, up, "swiglu: out and up have one shape");
+    contract::swiglu(out, gate, up, limit);
     const float bound = limit == 0.0f ? INFINITY : limit;
     for (int64_t r = 0; r < out.rows; ++r) {
         sequence_->swiglu(out.row(r), gate.row(r), up.row(r), bound, out.cols);
@@ -74,7 +65,7 @@ void CpuBackend::swiglu(View<float> out, View<const float> gate, View<const floa
 }
 
 void CpuBackend::add(View<float> out, View<const float> in) {
-    require_same_shape(out, in, "add: out and in have one shape");
+    contract::add(out, in);
     for (int64_t r = 0; r < out.rows; ++r) {
         const float* x = in.row(r);
         float* y = out.row(r);
@@ -83,7 +74,7 @@ void CpuBackend::add(View<float> out, View<const float> in) {
 }
 
 void CpuBackend::tree_sum(View<float> out, const float* parts, int32_t count, int64_t part_stride) {
-    require(count == 1 || count == 2 || count == 4, "tree_sum: 1, 2 or 4 parts");
+    contract::tree_sum(out, parts, count, part_stride);
     for (int64_t r = 0; r < out.rows; ++r) {
         const float* p = parts + r * out.cols;
         float* y = out.row(r);
@@ -101,7 +92,7 @@ void CpuBackend::tree_sum(View<float> out, const float* parts, int32_t count, in
 }
 
 void CpuBackend::copy_rows(View<float> out, View<const float> in, const int32_t* index) {
-    require(out.cols == in.cols, "copy_rows: rows of one width");
+    contract::copy_rows(out, in, index);
     for (int64_t r = 0; r < out.rows; ++r) {
         require(index[r] >= -1 && index[r] < in.rows, "copy_rows: index inside the source");
         if (index[r] < 0) continue;

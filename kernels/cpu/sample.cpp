@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws from rows of logits: penalty, temperature and noise of one column at a time, so that what a
 // row gives depends neither on its company nor on how the columns are shared.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/error.h"
 #include "kernels/sample_row.h"
@@ -73,11 +74,6 @@ bool before(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>&
     return a.first > b.first || (a.first == b.first && a.second < b.second);
 }
 
-void check_columns(View<const float> logits, int32_t first_id, int32_t valid) {
-    require(valid >= 0 && valid <= logits.cols && (valid == 0 || first_id % 2 == 0),
-            "sampling: valid columns inside the row, the first id even");
-}
-
 void check_row(View<const float> logits, const SampleRow& row) {
     require(row.row >= 0 && row.row < logits.rows, "sampling: a row of the logits");
 }
@@ -86,6 +82,7 @@ void check_row(View<const float> logits, const SampleRow& row) {
 
 void CpuBackend::mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
                            int32_t count) {
+    contract::mark_seen(seen, slots, tokens, count);
     for (int32_t i = 0; i < count; ++i) {
         const auto id = static_cast<uint32_t>(tokens[i]);
         require(slots[i] >= 0 && slots[i] < seen.rows && tokens[i] >= 0 && id / 32 < seen.cols,
@@ -94,11 +91,10 @@ void CpuBackend::mark_seen(View<uint32_t> seen, const int32_t* slots, const int3
     }
 }
 
-void CpuBackend::sample(double* score, int32_t* id, float* logit, View<const float> logits,
-                        const SampleRow* rows, int32_t count, View<const int32_t> excluded,
-                        int32_t first_id, int32_t valid) {
-    check_columns(logits, first_id, valid);
-    require(excluded.cols == 0 || excluded.rows >= count, "sample: excluded ids (count, n)");
+void CpuBackend::sample(double* score, int32_t* id, float* logit, const SampleInput& in,
+                        View<const int32_t> excluded) {
+    contract::sample(score, id, logit, in, excluded);
+    const auto& [logits, rows, count, first_id, valid] = in;
     for (int32_t i = 0; i < count; ++i) {
         check_row(logits, rows[i]);
         const Columns columns{logits.row(rows[i].row), first_id, valid,
@@ -112,12 +108,9 @@ void CpuBackend::sample(double* score, int32_t* id, float* logit, View<const flo
 }
 
 void CpuBackend::sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
-                                   View<const float> logits, const SampleRow* rows, int32_t count,
-                                   int32_t first_id, int32_t valid) {
-    check_columns(logits, first_id, valid);
-    require(values.rows >= count && raw.rows >= count && ids.rows >= count &&
-                values.cols == ids.cols && raw.cols == ids.cols && ids.cols > 0,
-            "sample_candidates: values, raw and ids are (count, k)");
+                                   const SampleInput& in) {
+    contract::sample_candidates(values, raw, ids, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
     const auto k = static_cast<size_t>(ids.cols);
     for (int32_t i = 0; i < count; ++i) {
         check_row(logits, rows[i]);
@@ -144,9 +137,9 @@ void CpuBackend::sample_candidates(View<float> values, View<float> raw, View<int
     }
 }
 
-void CpuBackend::sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows,
-                            int32_t count, int32_t first_id, int32_t valid) {
-    check_columns(logits, first_id, valid);
+void CpuBackend::sample_sum(ExpSum* sums, const SampleInput& in) {
+    contract::sample_sum(sums, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
     for (int32_t i = 0; i < count; ++i) {
         check_row(logits, rows[i]);
         const SampleRow& row = rows[i];
@@ -160,12 +153,9 @@ void CpuBackend::sample_sum(ExpSum* sums, View<const float> logits, const Sample
 }
 
 void CpuBackend::sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
-                           View<const float> logits, const SampleRow* rows, int32_t count,
-                           int32_t first_id, int32_t valid) {
-    check_columns(logits, first_id, valid);
-    require(values.rows >= count && raw.rows >= count && ids.rows >= count &&
-                values.cols == ids.cols && raw.cols == ids.cols,
-            "sample_at: values, raw and ids are (count, n)");
+                           const SampleInput& in) {
+    contract::sample_at(values, raw, ids, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
     for (int32_t i = 0; i < count; ++i) {
         check_row(logits, rows[i]);
         for (int64_t j = 0; j < ids.cols; ++j) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Choice among the columns of a row of logits. A NaN is never chosen; ties go to the lowest id.
+#include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/error.h"
 
@@ -41,7 +42,7 @@ struct Best {
 
 void CpuBackend::argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id,
                         int32_t valid) {
-    require(valid >= 0 && valid <= logits.cols, "argmax: valid columns inside the row");
+    contract::argmax(value, id, logits, first_id, valid);
     for (int64_t r = 0; r < logits.rows; ++r) {
         const float* x = logits.row(r);
         float best = -std::numeric_limits<float>::infinity();
@@ -59,9 +60,7 @@ void CpuBackend::argmax(float* value, int32_t* id, View<const float> logits, int
 
 void CpuBackend::top_k(View<float> values, View<int32_t> ids, View<const float> logits,
                        int32_t first_id, int32_t valid) {
-    require(valid >= 0 && valid <= logits.cols, "top_k: valid columns inside the row");
-    require(values.rows == logits.rows && ids.rows == logits.rows && values.cols == ids.cols,
-            "top_k: values and ids are (m, k)");
+    contract::top_k(values, ids, logits, first_id, valid);
     for (int64_t r = 0; r < logits.rows; ++r) {
         const float* x = logits.row(r);
         Best best{values.row(r), ids.row(r), values.cols};
@@ -72,8 +71,7 @@ void CpuBackend::top_k(View<float> values, View<int32_t> ids, View<const float> 
 
 void CpuBackend::merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
                              const int32_t* part_ids, int32_t count, int64_t part_stride) {
-    require(values.rows == ids.rows && values.cols == ids.cols,
-            "merge_top_k: values and ids are (m, k)");
+    contract::merge_top_k(values, ids, part_values, part_ids, count, part_stride);
     const int64_t k = values.cols;
     for (int64_t r = 0; r < values.rows; ++r) {
         Best best{values.row(r), ids.row(r), k};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ties the parts of a decode step together: blocks from drafts, acceptance, one choice from
 // those of several ranks. A thread per row: a step has at most some hundred.
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
-#include "kernels/cuda/sequence_launch.h"
 
 namespace quadrille::cuda {
 
@@ -64,27 +65,29 @@ unsigned blocks_of(int32_t rows) {
 
 }  // namespace
 
-void block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
-                  const Rows& rows, LaunchStream stream) {
+void CudaBackend::block_tokens(int32_t* tokens, const int32_t* anchor, View<const int32_t> path,
+                               const Rows& rows) {
+    contract::block_tokens(tokens, anchor, path, rows);
     if (rows.m == 0) return;
-    launch_dependent(block_tokens_kernel, blocks_of(rows.m), kThreads, 0, stream, tokens, anchor,
-                     path, rows);
+    launch_dependent(block_tokens_kernel, blocks_of(rows.m), kThreads, 0, stream_.get(), tokens,
+                     anchor, path, rows);
 }
 
-void mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target, const Rows& rows,
-                   LaunchStream stream) {
+void CudaBackend::mark_accepted(uint8_t* write, const int32_t* tokens, const int32_t* target,
+                                const Rows& rows) {
+    contract::mark_accepted(write, tokens, target, rows);
     if (rows.m == 0) return;
     const int32_t room = (rows.m + 3) / 4 * 4;
-    launch_dependent(accept_prefix_kernel, blocks_of(room), kThreads, 0, stream, write, tokens,
-                     target, rows, room);
+    launch_dependent(accept_prefix_kernel, blocks_of(room), kThreads, 0, stream_.get(), write,
+                     tokens, target, rows, room);
 }
 
-void merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m, int32_t count,
-                   int64_t part_bytes, LaunchStream stream) {
-    require(part_bytes % 8 == 0, "merge_samples: parts of whole words of 8 bytes");
+void CudaBackend::merge_samples(int32_t* id, const double* scores, const int32_t* ids, int32_t m,
+                                int32_t count, int64_t part_bytes) {
+    contract::merge_samples(id, scores, ids, m, count, part_bytes);
     if (m == 0) return;
-    launch_dependent(merge_samples_kernel, blocks_of(m), kThreads, 0, stream, id, scores, ids, m,
-                     count, part_bytes / 8);
+    launch_dependent(merge_samples_kernel, blocks_of(m), kThreads, 0, stream_.get(), id, scores,
+                     ids, m, count, part_bytes / 8);
 }
 
 }  // namespace quadrille::cuda

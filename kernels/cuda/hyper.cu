@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifold-constrained hyper-connections: the gates of one site and the two mixes of the residual
 // streams. All fp32.
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/sequence_launch.h"
 #include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/weight.cuh"
 
@@ -19,7 +20,6 @@ constexpr int kChunk = 256;  // inputs of one thread block: the cut depends on t
 constexpr int kRows = 8;
 constexpr int kTogether = 4;     // outputs whose weights a warp loads at once
 constexpr unsigned kBatch = 64;  // chunks whose sums are read together
-constexpr int kMaxStreams = 8;
 constexpr int kMaxOutputs = 2 * kMaxStreams + kMaxStreams * kMaxStreams;
 
 struct Gates {
@@ -275,60 +275,46 @@ dim3 element_grid(int64_t rows, int64_t cols) {
 
 }  // namespace
 
-HyperNeed hyper_need(int64_t rows, const Matrix& fn) {
-    const int64_t groups = (rows + kRows - 1) / kRows;
-    const int64_t chunks = (fn.k + kChunk - 1) / kChunk;
-    return {groups * chunks * kRows * (fn.n + 1), groups};
-}
-
-void hyper_weights(View<float> pre, View<float> post, View<float> mix, View<const float> streams,
-                   const Matrix& fn, const float* base, const float* scale,
-                   const HyperParams& params, float* partial, int32_t* counters,
-                   LaunchStream stream) {
+void CudaBackend::hyper_weights(View<float> pre, View<float> post, View<float> mix,
+                                View<const float> streams, const Matrix& fn, const float* base,
+                                const float* scale, const HyperParams& params) {
+    contract::hyper_weights(pre, post, mix, streams, fn, base, scale, params);
     const int32_t s = params.streams;
-    require(s > 0 && s <= kMaxStreams, "hyper_weights: 1..8 streams");
-    require(fn.weights != nullptr && fn.n == 2 * s + s * s && fn.k == streams.cols,
-            "hyper_weights: fn is native (2s + s^2, s h)");
-    require(pre.cols == s && post.cols == s && mix.cols == s * s && pre.rows == streams.rows &&
-                post.rows == streams.rows && mix.rows == streams.rows,
-            "hyper_weights: pre and post (m, s), mix (m, s^2)");
     if (streams.rows == 0) return;
+    const int64_t groups = (streams.rows + kRows - 1) / kRows;
+    const int64_t chunks = (fn.k + kChunk - 1) / kChunk;
+    Workspace::Scope scope(workspace_);
+    auto* partial = scope.take<float>(groups * chunks * kRows * (fn.n + 1));
+    int32_t* counters = workspace_.counters(groups);
     const Gates gates = {pre, post, mix, streams, fn, base, scale, params, partial, counters};
-    const dim3 grid(static_cast<unsigned>((fn.k + kChunk - 1) / kChunk),
-                    static_cast<unsigned>((streams.rows + kRows - 1) / kRows));
+    const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(groups));
     const auto kernel = fn.dtype == Dtype::bf16  ? gates_kernel<__nv_bfloat16>
                         : fn.dtype == Dtype::f16 ? gates_kernel<__half>
                                                  : gates_kernel<float>;
-    launch_dependent(kernel, grid, kThreads, 0, stream, gates);
+    launch_dependent(kernel, grid, kThreads, 0, stream_.get(), gates);
 }
 
-void hyper_in(View<float> out, View<const float> streams, View<const float> pre,
-              LaunchStream stream) {
-    require(streams.cols == pre.cols * out.cols && streams.rows == out.rows &&
-                pre.rows == out.rows && pre.cols > 0,
-            "hyper_in: streams (m, s h), pre (m, s)");
+void CudaBackend::hyper_in(View<float> out, View<const float> streams, View<const float> pre) {
+    contract::hyper_in(out, streams, pre);
     if (out.rows == 0 || out.cols == 0) return;
-    launch_dependent(hyper_in_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
-                     streams, pre);
+    launch_dependent(hyper_in_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream_.get(),
+                     out, streams, pre);
 }
 
-void hyper_out(View<float> streams, View<const float> y, View<const float> post,
-               View<const float> mix, LaunchStream stream) {
+void CudaBackend::hyper_out(View<float> streams, View<const float> y, View<const float> post,
+                            View<const float> mix) {
+    contract::hyper_out(streams, y, post, mix);
     const int64_t s = post.cols;
-    require(s > 0 && s <= kMaxStreams && streams.cols == s * y.cols && mix.cols == s * s &&
-                streams.rows == y.rows && post.rows == y.rows && mix.rows == y.rows,
-            "hyper_out: streams (m, s h), post (m, s), mix (m, s^2)");
     if (y.rows == 0 || y.cols == 0) return;
-    launch_dependent(hyper_out_kernel, element_grid(y.rows, y.cols), kThreads, 0, stream, streams,
-                     y, post, mix);
+    launch_dependent(hyper_out_kernel, element_grid(y.rows, y.cols), kThreads, 0, stream_.get(),
+                     streams, y, post, mix);
 }
 
-void stream_mean(View<float> out, View<const float> streams, int32_t count, LaunchStream stream) {
-    require(count > 0 && streams.cols == count * out.cols && streams.rows == out.rows,
-            "stream_mean: streams (m, s h)");
+void CudaBackend::stream_mean(View<float> out, View<const float> streams, int32_t streams_count) {
+    contract::stream_mean(out, streams, streams_count);
     if (out.rows == 0 || out.cols == 0) return;
-    launch_dependent(stream_mean_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
-                     streams, count);
+    launch_dependent(stream_mean_kernel, element_grid(out.rows, out.cols), kThreads, 0,
+                     stream_.get(), out, streams, streams_count);
 }
 
 }  // namespace quadrille::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of the ops that work row by row. Shapes and meanings as in kernels/backend.h, which has
-// checked nothing yet: a launcher requires what it assumes, launches, and waits for nothing.
+// Launchers that several ops share. A launcher requires what it assumes, launches, and waits for
+// nothing.
 #pragma once
 
 #include "kernels/backend.h"
@@ -19,31 +19,9 @@ inline bool loads_four(const float* x, int64_t stride) {
 // rows.cu
 // Throws Error{device} where this build holds no code for the current device.
 void check_image();
-void embed(View<float> out, const int32_t* tokens, const Matrix& table, int32_t copies,
-           LaunchStream stream);
-void rms_norm(View<float> out, View<const float> in, const float* weight, float eps,
-              LaunchStream stream);
-void layer_norm(View<float> out, View<const float> in, const float* weight, const float* bias,
-                float eps, LaunchStream stream);
-void swiglu(View<float> out, View<const float> gate, View<const float> up, float limit,
-            LaunchStream stream);
-void add(View<float> out, View<const float> in, LaunchStream stream);
 // bias (n) or nullptr, added after the tree.
 void tree_sum(View<float> out, const float* parts, int32_t count, int64_t part_stride,
               const float* bias, LaunchStream stream);
-void copy_rows(View<float> out, View<const float> in, const int32_t* index, LaunchStream stream);
-
-// router.cu
-void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           float scale, const Rows& rows, LaunchStream stream);
-
-// top_k.cu
-// k up to 2048; scratch: top_k_scratch(rows, k, valid) bytes.
-void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
-           int32_t valid, void* scratch, LaunchStream stream);
-int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid);
-void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
-                 const int32_t* part_ids, int32_t count, int64_t part_stride, LaunchStream stream);
 
 // moe.cu: groups the pairs row * topk + slot of `ids` by expert. order (capacity positions): the
 // pair at a position, -1 between experts; tiles of at most tile_rows positions and their count,

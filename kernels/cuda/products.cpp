@@ -3,6 +3,7 @@
 // kernel takes them. A row's bits depend on none of it.
 #include "kernels/cuda/products.h"
 
+#include "kernels/contract.h"
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/exl3/exl3_launch.h"
@@ -19,41 +20,16 @@ namespace {
 constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of partial sums held at once
 constexpr int64_t kNativeSlab = 1024;                 // rows split into fragments at once
 
-void require_matrix(const Matrix& w) {
-    require(w.k < kMostChannels && w.n < kMostChannels,
-            "matrix of fewer than 2^30 inputs, outputs");
-    require(w.segments == 1 || w.segments == 2 || w.segments == 4, "matrix of 1, 2 or 4 segments");
-    if (w.segments > 1) {
-        require(w.segment[0] == 0 && w.segment[static_cast<size_t>(w.segments)] == w.k,
-                "segments cover the inputs");
-    }
-    for (int32_t s = 0; s < w.segments && w.segments > 1; ++s) {
-        const int64_t first = w.segment[static_cast<size_t>(s)];
-        const int64_t last = w.segment[static_cast<size_t>(s) + 1];
-        require(first <= last, "segments ascend");
-        require(!w.is_exl3() || first % exl3::kBlock == 0, "EXL3 segments cut at blocks of 128");
-    }
-    if (!w.is_exl3()) {
-        require(w.dtype == Dtype::bf16 || w.dtype == Dtype::f16 || w.dtype == Dtype::f32,
-                "native weights are bf16, f16 or f32");
-        return;
-    }
-    require(w.bits >= 1 && w.bits <= 8, "EXL3 matrix of 1 to 8 bits");
-    require(w.k_padded % exl3::kBlock == 0 && w.n_padded % exl3::kBlock == 0 && w.k_padded >= w.k &&
-                w.n_padded >= w.n,
-            "EXL3 matrix padded to blocks of 128");
-}
-
 }  // namespace
 
 void CudaBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
-    require(out.rows == in.rows && out.cols == weight.n && in.cols == weight.k,
-            "linear: out (m, n), in (m, k)");
+    contract::linear(out, in, weight);
     products_.product({.data = out.data, .row_stride = out.stride}, in, weight);
 }
 
 void Products::product(const ProductOut& out, View<const float> in, const Matrix& weight) {
-    require_matrix(weight);
+    require(weight.k < kMostChannels && weight.n < kMostChannels,
+            "matrix of fewer than 2^30 inputs, outputs");
     if (in.rows == 0 || weight.n == 0) return;
     if (weight.is_exl3()) {
         exl3_product(out, in, weight);

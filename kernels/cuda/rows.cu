@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that work row by row without a product: embedding, norms, the gate of an MLP, sums, copies.
 // All move each byte once; a row's sums run over a fixed number of threads in a fixed order.
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/reduce.cuh"
@@ -166,10 +168,6 @@ __global__ void copy_rows_kernel(View<float> out, View<const float> in, const in
     }
 }
 
-void require_same_shape(const View<float>& out, const View<const float>& in, const char* claim) {
-    require(out.rows == in.rows && out.cols == in.cols, claim);
-}
-
 }  // namespace
 
 void check_image() {
@@ -183,60 +181,63 @@ void check_image() {
                     cudaGetErrorString(error));
 }
 
-void embed(View<float> out, const int32_t* tokens, const Matrix& table, int32_t copies,
-           LaunchStream stream) {
-    require(!table.is_exl3(), "embed: a native table");
-    require(copies >= 1 && out.cols == copies * table.k, "embed: out is (m, copies * h)");
+void CudaBackend::embed(View<float> out, const int32_t* tokens, const Matrix& table,
+                        int32_t copies) {
+    contract::embed(out, tokens, table, copies);
     if (out.rows == 0 || table.k == 0) return;
-    launch_dependent(embed_kernel, element_grid(out.rows, table.k), kThreads, 0, stream, out,
+    launch_dependent(embed_kernel, element_grid(out.rows, table.k), kThreads, 0, stream_.get(), out,
                      tokens, table, copies);
 }
 
-void rms_norm(View<float> out, View<const float> in, const float* weight, float eps,
-              LaunchStream stream) {
-    require_same_shape(out, in, "rms_norm: out and in have one shape");
+void CudaBackend::rms_norm(View<float> out, View<const float> in, const float* weight, float eps) {
+    contract::rms_norm(out, in, weight, eps);
     require(in.cols < (int64_t{1} << 30), "rms_norm: rows of fewer than 2^30");
     if (in.rows == 0) return;
-    launch_dependent(rms_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0, stream, out,
-                     in, weight, eps);
+    launch_dependent(rms_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0,
+                     stream_.get(), out, in, weight, eps);
 }
 
-void layer_norm(View<float> out, View<const float> in, const float* weight, const float* bias,
-                float eps, LaunchStream stream) {
-    require_same_shape(out, in, "layer_norm: out and in have one shape");
+void CudaBackend::layer_norm(View<float> out, View<const float> in, const float* weight,
+                             const float* bias, float eps) {
+    contract::layer_norm(out, in, weight, bias, eps);
     if (in.rows == 0) return;
-    launch_dependent(layer_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0, stream,
-                     out, in, weight, bias, eps);
+    launch_dependent(layer_norm_kernel, static_cast<unsigned>(in.rows), kNormThreads, 0,
+                     stream_.get(), out, in, weight, bias, eps);
 }
 
-void swiglu(View<float> out, View<const float> gate, View<const float> up, float limit,
-            LaunchStream stream) {
-    require_same_shape(out, gate, "swiglu: out and gate have one shape");
-    require_same_shape(out, up, "swiglu: out and up have one shape");
+void CudaBackend::swiglu(View<float> out, View<const float> gate, View<const float> up,
+                         float limit) {
+    contract::swiglu(out, gate, up, limit);
     if (out.rows == 0 || out.cols == 0) return;
-    launch_dependent(swiglu_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
-                     gate, up, limit);
+    launch_dependent(swiglu_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream_.get(),
+                     out, gate, up, limit);
 }
 
-void add(View<float> out, View<const float> in, LaunchStream stream) {
-    require_same_shape(out, in, "add: out and in have one shape");
+void CudaBackend::add(View<float> out, View<const float> in) {
+    contract::add(out, in);
     if (out.rows == 0 || out.cols == 0) return;
-    launch_dependent(add_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out, in);
+    launch_dependent(add_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream_.get(), out,
+                     in);
 }
 
 void tree_sum(View<float> out, const float* parts, int32_t count, int64_t part_stride,
               const float* bias, LaunchStream stream) {
-    require(count == 1 || count == 2 || count == 4, "tree_sum: 1, 2 or 4 parts");
     if (out.rows == 0 || out.cols == 0) return;
     launch_dependent(tree_sum_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
                      parts, count, part_stride, bias);
 }
 
-void copy_rows(View<float> out, View<const float> in, const int32_t* index, LaunchStream stream) {
-    require(out.cols == in.cols, "copy_rows: rows of one width");
+void CudaBackend::tree_sum(View<float> out, const float* parts, int32_t count,
+                           int64_t part_stride) {
+    contract::tree_sum(out, parts, count, part_stride);
+    cuda::tree_sum(out, parts, count, part_stride, nullptr, stream_.get());
+}
+
+void CudaBackend::copy_rows(View<float> out, View<const float> in, const int32_t* index) {
+    contract::copy_rows(out, in, index);
     if (out.rows == 0 || out.cols == 0) return;
-    launch_dependent(copy_rows_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream, out,
-                     in, index);
+    launch_dependent(copy_rows_kernel, element_grid(out.rows, out.cols), kThreads, 0, stream_.get(),
+                     out, in, index);
 }
 
 }  // namespace quadrille::cuda

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws from rows of logits. The arithmetic of one column (kernels/sample_row.h, noise.h,
 // exp_sum.h) is shared with the CPU and exact in the same way, so results have the same bits.
+#include "kernels/contract.h"
 #include "kernels/cuda/candidate.cuh"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
-#include "kernels/cuda/sequence_launch.h"
 #include "kernels/sample_row.h"
 
 #include <algorithm>
@@ -145,63 +146,58 @@ __global__ void sample_at_kernel(View<float> values, View<float> raw, View<const
     }
 }
 
-void check_columns(View<const float> logits, int32_t first_id, int32_t valid) {
-    require(valid >= 0 && valid <= logits.cols && (valid == 0 || first_id % 2 == 0),
-            "sampling: valid columns inside the row, the first id even");
-}
-
 }  // namespace
 
-void mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens, int32_t count,
-               LaunchStream stream) {
+void CudaBackend::mark_seen(View<uint32_t> seen, const int32_t* slots, const int32_t* tokens,
+                            int32_t count) {
+    contract::mark_seen(seen, slots, tokens, count);
     if (count == 0) return;
-    launch_dependent(mark_seen_kernel, static_cast<unsigned>((count + 255) / 256), 256, 0, stream,
-                     seen, slots, tokens, count);
+    launch_dependent(mark_seen_kernel, static_cast<unsigned>((count + 255) / 256), 256, 0,
+                     stream_.get(), seen, slots, tokens, count);
 }
 
-void sample(double* score, int32_t* id, float* logit, View<const float> logits,
-            const SampleRow* rows, int32_t count, View<const int32_t> excluded, int32_t first_id,
-            int32_t valid, LaunchStream stream) {
-    check_columns(logits, first_id, valid);
-    require(excluded.cols == 0 || excluded.rows >= count, "sample: excluded ids (count, n)");
+void CudaBackend::sample(double* score, int32_t* id, float* logit, const SampleInput& in,
+                         View<const int32_t> excluded) {
+    contract::sample(score, id, logit, in, excluded);
+    const auto& [logits, rows, count, first_id, valid] = in;
     if (count == 0) return;
-    launch_dependent(sample_kernel, static_cast<unsigned>(count), kThreads, 0, stream, score, id,
-                     logit, logits, rows, excluded, first_id, valid);
+    launch_dependent(sample_kernel, static_cast<unsigned>(count), kThreads, 0, stream_.get(), score,
+                     id, logit, logits, rows, excluded, first_id, valid);
 }
 
-void sample_penalized(float* out, View<const float> logits, const SampleRow* rows, int32_t count,
-                      int32_t first_id, int32_t valid, LaunchStream stream) {
-    check_columns(logits, first_id, valid);
-    if (count == 0 || valid == 0) return;
-    const dim3 grid(static_cast<unsigned>((valid + 255) / 256), static_cast<unsigned>(count));
-    launch_dependent(penalize_kernel, grid, 256, 0, stream, out, logits, rows, first_id, valid);
-}
-
-void sample_raw(View<float> raw, View<const int32_t> ids, View<const float> logits,
-                const SampleRow* rows, int32_t count, int32_t first_id, LaunchStream stream) {
+void CudaBackend::sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
+                                    const SampleInput& in) {
+    contract::sample_candidates(values, raw, ids, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
     if (count == 0) return;
-    launch_dependent(raw_kernel, static_cast<unsigned>(count), 256, 0, stream, raw, ids, logits,
-                     rows, first_id);
+    Workspace::Scope scope(workspace_);
+    auto* penalized = scope.take<float>(int64_t{count} * valid);
+    if (valid > 0) {
+        const dim3 grid(static_cast<unsigned>((valid + 255) / 256), static_cast<unsigned>(count));
+        launch_dependent(penalize_kernel, grid, 256, 0, stream_.get(), penalized, logits, rows,
+                         first_id, valid);
+    }
+    top_k(values.slice_rows(0, count), ids.slice_rows(0, count), {penalized, count, valid},
+          first_id, valid);
+    launch_dependent(raw_kernel, static_cast<unsigned>(count), 256, 0, stream_.get(), raw, ids,
+                     logits, rows, first_id);
 }
 
-void sample_sum(ExpSum* sums, View<const float> logits, const SampleRow* rows, int32_t count,
-                int32_t first_id, int32_t valid, LaunchStream stream) {
-    check_columns(logits, first_id, valid);
+void CudaBackend::sample_sum(ExpSum* sums, const SampleInput& in) {
+    contract::sample_sum(sums, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
     if (count == 0) return;
-    launch_dependent(sample_sum_kernel, static_cast<unsigned>(count), kSumThreads, 0, stream, sums,
-                     logits, rows, first_id, valid);
+    launch_dependent(sample_sum_kernel, static_cast<unsigned>(count), kSumThreads, 0, stream_.get(),
+                     sums, logits, rows, first_id, valid);
 }
 
-void sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
-               View<const float> logits, const SampleRow* rows, int32_t count, int32_t first_id,
-               int32_t valid, LaunchStream stream) {
-    check_columns(logits, first_id, valid);
-    require(values.rows >= count && raw.rows >= count && ids.rows >= count &&
-                values.cols == ids.cols && raw.cols == ids.cols,
-            "sample_at: values, raw and ids are (count, n)");
+void CudaBackend::sample_at(View<float> values, View<float> raw, View<const int32_t> ids,
+                            const SampleInput& in) {
+    contract::sample_at(values, raw, ids, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
     if (count == 0 || ids.cols == 0) return;
-    launch_dependent(sample_at_kernel, static_cast<unsigned>(count), 256, 0, stream, values, raw,
-                     ids, logits, rows, first_id, valid);
+    launch_dependent(sample_at_kernel, static_cast<unsigned>(count), 256, 0, stream_.get(), values,
+                     raw, ids, logits, rows, first_id, valid);
 }
 
 }  // namespace quadrille::cuda

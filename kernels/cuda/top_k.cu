@@ -3,7 +3,9 @@
 // chose. Few (k <= 16, the drafter's candidates) are chosen from registers, more (those of a row
 // with filters) by sorting keys in shared memory. A NaN is never chosen; ties go to the lowest
 // column.
+#include "kernels/contract.h"
 #include "kernels/cuda/candidate.cuh"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 
@@ -251,47 +253,46 @@ int32_t chunks_of(int32_t valid) {
 
 }  // namespace
 
-int64_t top_k_scratch(int64_t rows, int64_t k, int32_t valid) {
-    return rows * k * chunks_of(valid) * static_cast<int64_t>(sizeof(Candidate));
+void CudaBackend::argmax(float* value, int32_t* id, View<const float> logits, int32_t first_id,
+                         int32_t valid) {
+    contract::argmax(value, id, logits, first_id, valid);
+    top_k({value, logits.rows, 1}, {id, logits.rows, 1}, logits, first_id, valid);
 }
 
-void top_k(View<float> values, View<int32_t> ids, View<const float> logits, int32_t first_id,
-           int32_t valid, void* scratch, LaunchStream stream) {
-    require(valid >= 0 && valid <= logits.cols, "top_k: valid columns inside the row");
-    require(values.rows == logits.rows && ids.rows == logits.rows && values.cols == ids.cols,
-            "top_k: values and ids are (m, k)");
+void CudaBackend::top_k(View<float> values, View<int32_t> ids, View<const float> logits,
+                        int32_t first_id, int32_t valid) {
+    contract::top_k(values, ids, logits, first_id, valid);
     if (values.rows == 0 || values.cols == 0) return;
     require(values.rows < 65536, "top_k: fewer than 65536 rows");
     require(values.cols <= kMostTop, "top_k: at most 2048 of a row");
-    auto* best = static_cast<Candidate*>(scratch);
     const int32_t chunks = chunks_of(valid);
+    Workspace::Scope scope(workspace_);
+    auto* best = scope.take<Candidate>(values.rows * values.cols * chunks);
     if (chunks > 0) {
         const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(values.rows));
         if (values.cols <= kFewTop) {
-            launch_dependent(few_chunks_kernel, grid, kTopThreads, 0, stream, best,
+            launch_dependent(few_chunks_kernel, grid, kTopThreads, 0, stream_.get(), best,
                              static_cast<int>(values.cols), logits, valid);
         } else {
-            launch_dependent(many_chunks_kernel, grid, kSortThreads, 0, stream, best,
+            launch_dependent(many_chunks_kernel, grid, kSortThreads, 0, stream_.get(), best,
                              static_cast<int>(values.cols), logits, valid);
         }
     }
     const bool few = is_few(values.cols, chunks * values.cols);
     const auto merge = few ? top_merge_kernel<true> : top_merge_kernel<false>;
     launch_dependent(merge, static_cast<unsigned>(values.rows), few ? kTopThreads : kSortThreads, 0,
-                     stream, values, ids, best, chunks, first_id);
+                     stream_.get(), values, ids, best, chunks, first_id);
 }
 
-void merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
-                 const int32_t* part_ids, int32_t count, int64_t part_stride, LaunchStream stream) {
-    require(values.rows == ids.rows && values.cols == ids.cols,
-            "merge_top_k: values and ids are (m, k)");
-    require(count >= 0, "merge_top_k: a number of lists");
+void CudaBackend::merge_top_k(View<float> values, View<int32_t> ids, const float* part_values,
+                              const int32_t* part_ids, int32_t count, int64_t part_stride) {
+    contract::merge_top_k(values, ids, part_values, part_ids, count, part_stride);
     require(values.cols <= kMostTop, "merge_top_k: at most 2048 of a row");
     if (values.rows == 0 || values.cols == 0) return;
     const bool few = is_few(values.cols, count * values.cols);
     const auto merge = few ? merge_lists_kernel<true> : merge_lists_kernel<false>;
     launch_dependent(merge, static_cast<unsigned>(values.rows), few ? kTopThreads : kSortThreads, 0,
-                     stream, values, ids, Lists{part_values, part_ids, count, part_stride});
+                     stream_.get(), values, ids, Lists{part_values, part_ids, count, part_stride});
 }
 
 }  // namespace quadrille::cuda

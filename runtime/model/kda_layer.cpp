@@ -87,8 +87,12 @@ void KdaLayer::forward(View<float> partial, View<const float> in, const Rows& ro
     backend_.linear(scratch.g_low.first(m), in, g_a_);
     backend_.linear(scratch.g.first(m), scratch.g_low.first(m), g_b_);
     backend_.linear(scratch.beta.first(m), in, beta_);
-    backend_.kda(scratch.out.first(m), qkv, scratch.f.first(m), scratch.beta.first(m),
-                 scratch.g.first(m), weights_, state_view(), params_, rows);
+    backend_.kda({.out = scratch.out.first(m),
+                  .qkv = qkv,
+                  .f = scratch.f.first(m),
+                  .b = scratch.beta.first(m),
+                  .g = scratch.g.first(m)},
+                 weights_, state_view(), params_, rows);
     backend_.linear(partial, scratch.out.first(m), out_);
 }
 

@@ -117,6 +117,10 @@ View<int32_t> RankCandidates::ints(int64_t offset, const Rows& list, int64_t wid
     return {exchange_.mine<int32_t>(offset), std::ssize(list), width};
 }
 
+SampleInput RankCandidates::input_of(const Rows& list, View<const float> logits) const {
+    return {logits, rows_of(list), static_cast<int32_t>(list.size()), first_id_, valid_};
+}
+
 void RankCandidates::run_drawn(View<const float> logits) {
     const auto count = static_cast<int32_t>(drawn_.size());
     at_.score = exchange_.place<double>(count);
@@ -125,8 +129,7 @@ void RankCandidates::run_drawn(View<const float> logits) {
     const View<const int32_t> excluded{ints_.data() + drafts_.size(), count,
                                        excludes_ ? kMaxProposed : 0};
     backend_.sample(exchange_.mine<double>(at_.score), exchange_.mine<int32_t>(at_.id),
-                    exchange_.mine<float>(at_.logit), logits, rows_of(drawn_), count, excluded,
-                    first_id_, valid_);
+                    exchange_.mine<float>(at_.logit), input_of(drawn_, logits), excluded);
 }
 
 void RankCandidates::run_filtered(View<const float> logits) {
@@ -136,8 +139,7 @@ void RankCandidates::run_filtered(View<const float> logits) {
     at_.ids = exchange_.place<int32_t>(count * kCandidates);
     backend_.sample_candidates(floats(at_.values, filtered_, kCandidates),
                                floats(at_.raw, filtered_, kCandidates),
-                               ints(at_.ids, filtered_, kCandidates), logits, rows_of(filtered_),
-                               count, first_id_, valid_);
+                               ints(at_.ids, filtered_, kCandidates), input_of(filtered_, logits));
 }
 
 void RankCandidates::run_top(View<const float> logits) {
@@ -145,9 +147,9 @@ void RankCandidates::run_top(View<const float> logits) {
     at_.top_values = exchange_.place<float>(count * top_count_);
     at_.top_raw = exchange_.place<float>(count * top_count_);
     at_.top_ids = exchange_.place<int32_t>(count * top_count_);
-    backend_.sample_candidates(
-        floats(at_.top_values, top_, top_count_), floats(at_.top_raw, top_, top_count_),
-        ints(at_.top_ids, top_, top_count_), logits, rows_of(top_), count, first_id_, valid_);
+    backend_.sample_candidates(floats(at_.top_values, top_, top_count_),
+                               floats(at_.top_raw, top_, top_count_),
+                               ints(at_.top_ids, top_, top_count_), input_of(top_, logits));
 }
 
 void RankCandidates::run_picked(View<const float> logits) {
@@ -157,7 +159,7 @@ void RankCandidates::run_picked(View<const float> logits) {
     const int32_t* const ids = ints_.data() + drafts_.size() + excluded_.size();
     backend_.sample_at(floats(at_.picked_values, picked_, kMaxProposed),
                        floats(at_.picked_raw, picked_, kMaxProposed), {ids, count, kMaxProposed},
-                       logits, rows_of(picked_), count, first_id_, valid_);
+                       input_of(picked_, logits));
 }
 
 void RankCandidates::run(View<const float> logits) {
@@ -168,8 +170,7 @@ void RankCandidates::run(View<const float> logits) {
     if (!summed_.empty()) {
         const auto count = static_cast<int32_t>(summed_.size());
         at_.sums = exchange_.place<ExpSum>(count);
-        backend_.sample_sum(exchange_.mine<ExpSum>(at_.sums), logits, rows_of(summed_), count,
-                            first_id_, valid_);
+        backend_.sample_sum(exchange_.mine<ExpSum>(at_.sums), input_of(summed_, logits));
     }
     if (!top_.empty()) run_top(logits);
     if (!picked_.empty()) run_picked(logits);

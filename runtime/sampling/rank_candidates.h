@@ -59,6 +59,7 @@ class RankCandidates {
 
     void upload();
     const SampleRow* rows_of(const Rows& list) const;
+    SampleInput input_of(const Rows& list, View<const float> logits) const;
     View<float> floats(int64_t offset, const Rows& list, int64_t width) const;
     View<int32_t> ints(int64_t offset, const Rows& list, int64_t width) const;
     void run_drawn(View<const float> logits);

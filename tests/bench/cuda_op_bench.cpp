@@ -87,7 +87,9 @@ void bench_kda(GpuBench& bench, int32_t sequences, int32_t each, bool commit) {
     timed(
         bench, fmt::format("kda TP2, {} of {} rows{}", sequences, each, commit ? ", prefill" : ""),
         states + rows,
-        [&] { bench.backend().kda(out, qkv, f, b, g, weights, state, params, pass.rows()); },
+        [&] {
+            bench.backend().kda({out, qkv, f, b, g}, weights, state, params, pass.rows());
+        },
         flops);
     bench.clear();
 }
@@ -152,7 +154,7 @@ void bench_draft(GpuBench& bench, int32_t sequences, int32_t window) {
     const double keys = window > 0 ? window : kContext;
     timed(bench, fmt::format("draft_attention TP2, {} blocks, {} keys", sequences, keys),
           2.0 * sequences * keys * static_cast<double>(width) * 4, [&] {
-              bench.backend().draft_attention(out, query, key, value, norm.data, norm.data, cache,
+              bench.backend().draft_attention(out, {query, key, value, norm.data, norm.data}, cache,
                                               params, pass.rows());
           });
     bench.clear();

@@ -32,11 +32,10 @@ void MarginBackend::note(const Rows& rows) {
     }
 }
 
-void MarginBackend::kda(View<float> out, View<const float> qkv, View<const float> f,
-                        View<const float> b, View<const float> g, const KdaWeights& weights,
-                        const KdaState& state, const KdaParams& params, const Rows& rows) {
+void MarginBackend::kda(const KdaPass& pass, const KdaWeights& weights, const KdaState& state,
+                        const KdaParams& params, const Rows& rows) {
     note(rows);
-    inner().kda(out, qkv, f, b, g, weights, state, params, rows);
+    inner().kda(pass, weights, state, params, rows);
 }
 
 void MarginBackend::index_select(View<int32_t> selected, int32_t* count, View<const float> query,

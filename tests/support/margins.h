@@ -27,8 +27,7 @@ class MarginBackend final : public ForwardBackend {
     // By slot: margins of the last row of its sequence in the passes since the last call.
     std::map<int32_t, Margin> take() { return std::exchange(margins_, {}); }
 
-    void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,
-             View<const float> g, const KdaWeights& weights, const KdaState& state,
+    void kda(const KdaPass& pass, const KdaWeights& weights, const KdaState& state,
              const KdaParams& params, const Rows& rows) override;
     void index_select(View<int32_t> selected, int32_t* count, View<const float> query,
                       View<const float> weight, const IndexCache& cache, const IndexParams& params,

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-CODE = (".h", ".cpp", ".c", ".cu", ".cuh")
+CODE = (".h", ".cpp", ".c", ".cu", ".cuh", ".def")
 SOURCES = CODE + (".py", ".sh", ".sbatch", ".build", ".md", ".txt")
 LAYERS = ["kernels", "io", "runtime", "drafter", "jobs"]  # each may use those before it
 

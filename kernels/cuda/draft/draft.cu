@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The DFlash2 drafter's grouped dynamic convolution and selector walk, in fp32.
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/sequence_launch.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -121,39 +122,27 @@ __global__ void __launch_bounds__(32) walk_kernel(const __grid_constant__ Walk a
 
 }  // namespace
 
-void draft_conv(View<float> out, View<const float> in, View<const float> dynamic, const float* base,
-                int32_t taps, int32_t group, int32_t block, LaunchStream stream) {
+void CudaBackend::draft_conv(View<float> out, View<const float> in, View<const float> dynamic,
+                             const float* base, int32_t taps, int32_t group, int32_t block) {
+    contract::draft_conv(out, in, dynamic, base, taps, group, block);
     const int64_t h = in.cols;
-    require(taps > 0 && group > 0 && block > 0 && h % group == 0 && in.rows % block == 0 &&
-                out.rows == in.rows && out.cols == h && dynamic.rows == in.rows &&
-                dynamic.cols == taps * h / group,
-            "draft_conv: in and out (blocks block, h), dynamic (.., taps h / group)");
-    require(out.data != in.data, "draft_conv: out is not in");
     if (in.rows == 0 || h == 0) return;
     const dim3 grid(static_cast<unsigned>((h + kThreads - 1) / kThreads),
                     static_cast<unsigned>(std::min<int64_t>(in.rows, 65535)));
-    launch_dependent(conv_kernel, grid, kThreads, 0, stream, out, in, dynamic, base, taps, group,
-                     block);
+    launch_dependent(conv_kernel, grid, kThreads, 0, stream_.get(), out, in, dynamic, base, taps,
+                     group, block);
 }
 
-void walk_path(View<int32_t> path, View<float> scores, View<const float> values,
-               View<const int32_t> ids, View<const float> projected, const Matrix& predecessor,
-               const Matrix& successor, const int32_t* anchor, const SampleRow* draws,
-               LaunchStream stream) {
+void CudaBackend::walk_path(View<int32_t> path, View<float> scores, const WalkInput& in) {
+    contract::walk_path(path, scores, in);
+    const auto& [values, ids, projected, predecessor, successor, anchor, draws] = in;
     const int64_t rank = projected.cols;
     const int64_t slots = path.rows * path.cols;
-    require(values.rows == slots && ids.rows == slots && values.cols == ids.cols,
-            "walk_path: values and ids (sequences k, top)");
-    require(scores.rows == 0 || (scores.rows == slots && scores.cols == ids.cols),
-            "walk_path: scores (sequences k, top)");
-    require(
-        rank == 0 || (projected.rows == slots && predecessor.weights != nullptr &&
-                      successor.weights != nullptr && predecessor.k == rank && successor.k == rank),
-        "walk_path: projected (sequences k, rank), codebooks native (vocab, rank)");
     if (slots == 0) return;
     const Walk walk = {path, scores, values, ids, projected, predecessor, successor, anchor, draws};
     launch_dependent(walk_kernel, static_cast<unsigned>(path.rows), 32,
-                     static_cast<int>(rank * static_cast<int64_t>(sizeof(float))), stream, walk);
+                     static_cast<int>(rank * static_cast<int64_t>(sizeof(float))), stream_.get(),
+                     walk);
 }
 
 }  // namespace quadrille::cuda

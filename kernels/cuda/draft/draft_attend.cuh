@@ -7,8 +7,9 @@
 #pragma once
 
 #include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/kernel_set.h"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/sequence_launch.h"
+#include "kernels/op_types.h"
 
 namespace quadrille::cuda {
 

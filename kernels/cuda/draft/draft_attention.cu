@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The drafter's keys and values: rows of the context into the ring, a draft block's attention over
 // it (draft_attend.cuh).
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/draft/draft_attend.cuh"
 
 #include <algorithm>
@@ -157,43 +159,29 @@ __global__ void __launch_bounds__(kAttendThreads)
 
 }  // namespace
 
-int64_t draft_attention_scratch(const DraftCache& cache, const DraftAttentionParams& params,
-                                int32_t sequences) {
-    const int64_t rows = int64_t{sequences} * params.block;
-    return rows * (params.heads + params.kv_heads) * params.head_dim +
-           slab_of(cache, params, sequences) * piece_floats(cache, params);
-}
-
-void draft_append(const DraftCache& cache, View<const float> key, View<const float> value,
-                  const float* k_norm, const uint8_t* write, const DraftAttentionParams& params,
-                  const Rows& rows, LaunchStream stream) {
-    cache.check(params);
-    const int64_t width = int64_t{params.kv_heads} * params.head_dim;
-    require(key.rows == rows.m && value.rows == rows.m && key.cols == width && value.cols == width,
-            "draft_append: key and value (m, kv_heads d)");
+void CudaBackend::draft_append(const DraftCache& cache, View<const float> key,
+                               View<const float> value, const float* k_norm, const uint8_t* write,
+                               const DraftAttentionParams& params, const Rows& rows) {
+    contract::draft_append(cache, key, value, k_norm, write, params, rows);
     if (rows.m == 0) return;
-    launch_dependent(append_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream, cache, key,
-                     value, k_norm, write, params, rows);
+    launch_dependent(append_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream_.get(),
+                     cache, key, value, k_norm, write, params, rows);
 }
 
-void draft_attention(View<float> out, View<const float> query, View<const float> key,
-                     View<const float> value, const float* q_norm, const float* k_norm,
-                     const DraftCache& cache, const DraftAttentionParams& params, const Rows& rows,
-                     float* scratch, KernelSet& kernels, LaunchStream stream) {
-    cache.check(params);
+void CudaBackend::draft_attention(View<float> out, const DraftBlock& block, const DraftCache& cache,
+                                  const DraftAttentionParams& params, const Rows& rows) {
+    contract::draft_attention(out, block, cache, params, rows);
+    const auto& [query, key, value, q_norm, k_norm] = block;
     const int64_t d = params.head_dim;
-    require(params.block > 0 && out.rows == int64_t{rows.sequences} * params.block &&
-                query.rows == out.rows && key.rows == out.rows && value.rows == out.rows &&
-                out.cols == params.heads * d && query.cols == params.heads * d &&
-                key.cols == params.kv_heads * d && value.cols == params.kv_heads * d,
-            "draft_attention: out and query (sequences block, heads d), key and value (.., "
-            "kv_heads d)");
     require(d <= kMaxDim, "draft_attention: heads of at most 256 on a GPU");
     require(rows.sequences < 65536 && params.block < 65536, "draft_attention: fewer than 65536");
     if (out.rows == 0) return;
-    float* queries = scratch;
+    const int32_t slab = slab_of(cache, params, rows.sequences);
+    Workspace::Scope scope(workspace_);
+    float* queries = scope.take<float>(out.rows * (params.heads + params.kv_heads) * d +
+                                       slab * piece_floats(cache, params));
     float* keys = queries + out.rows * params.heads * d;
-    launch_dependent(rotate_kernel, static_cast<unsigned>(out.rows), kThreads, 0, stream,
+    launch_dependent(rotate_kernel, static_cast<unsigned>(out.rows), kThreads, 0, stream_.get(),
                      Rotation{query, key, q_norm, k_norm, params, rows, queries, keys});
     Attention args{.out = out,
                    .value = value,
@@ -209,14 +197,13 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
     args.aligned = d % 4 == 0 && aligned(queries, d) && aligned(value.data, value.stride) &&
                    aligned(cache.keys.data, cache.keys.stride) &&
                    aligned(cache.values.data, cache.values.stride);
-    const int32_t slab = slab_of(cache, params, rows.sequences);
     const int64_t pieces = int64_t{slab} * params.heads * params.block * args.pieces;
     args.totals = reinterpret_cast<float2*>(keys + out.rows * params.kv_heads * d);
     args.sums = reinterpret_cast<float*>(args.totals + pieces);
     constexpr auto kShared = static_cast<int>(sizeof(PieceKernel::Shared));
     const int factors = args.pieces * static_cast<int>(sizeof(float));
-    kernels.allow_shared(piece_kernel, kShared);
-    kernels.allow_shared(add_pieces_kernel, std::max(factors, kShared));
+    kernels_.allow_shared(piece_kernel, kShared);
+    kernels_.allow_shared(add_pieces_kernel, std::max(factors, kShared));
     const int32_t group = params.heads / params.kv_heads;
     const int32_t tiles = (group * params.block + kQueries - 1) / kQueries;
     for (args.first = 0; args.first < rows.sequences; args.first += slab) {
@@ -224,11 +211,11 @@ void draft_attention(View<float> out, View<const float> query, View<const float>
         launch_dependent(piece_kernel,
                          dim3(static_cast<unsigned>(args.pieces),
                               static_cast<unsigned>(params.kv_heads * tiles), count),
-                         kAttendThreads, kShared, stream, args);
+                         kAttendThreads, kShared, stream_.get(), args);
         launch_dependent(
             add_pieces_kernel,
             dim3(static_cast<unsigned>(params.heads), static_cast<unsigned>(params.block), count),
-            static_cast<int>((d + 31) / 32 * 32), factors, stream, args);
+            static_cast<int>((d + 31) / 32 * 32), factors, stream_.get(), args);
     }
 }
 

@@ -4,6 +4,8 @@
 // decoded, replayed, flushed or prefilled goes through the same instructions. A thread block owns a
 // head of a sequence and keeps its state in registers: read once, written once.
 // The stored state counts as zero while position == pending: slots are reused uncleared.
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/kda/kda_split.cuh"
 
 namespace quadrille::cuda {
@@ -51,18 +53,6 @@ __global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns
     rows.keep_inputs(rows.deferred() ? at.pending : total, total);
 }
 
-void check_state(const KdaState& state, const KdaParams& params) {
-    const int64_t c = int64_t{params.heads} * params.head_dim;
-    require(params.heads > 0 && params.head_dim > 0, "kda: heads and head_dim are positive");
-    require(params.taps > 0 && params.taps <= kMaxTaps, "kda: 1..8 convolution taps");
-    const int64_t rows = state.pending_beta.cols / params.heads;
-    require(state.state.cols == c * params.head_dim && state.conv.cols == (params.taps - 1) * 3 * c,
-            "kda: state (slots, heads d d), conv (slots, (taps - 1) 3c)");
-    require(state.pending_qkv.cols == rows * 3 * c && state.pending_decay.cols == rows * c &&
-                state.pending_beta.cols == rows * params.heads,
-            "kda: pending buffers hold the same number of rows");
-}
-
 // Few heads: more threads for each. Many: fewer instructions, wider loads.
 template <int kDim>
 void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchStream stream) {
@@ -107,25 +97,17 @@ void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchSt
 
 }  // namespace
 
-void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,
-         View<const float> g, const KdaWeights& weights, const KdaState& state,
-         const KdaParams& params, const Rows& rows, KernelSet& kernels, LaunchStream stream) {
-    check_state(state, params);
-    const int64_t c = int64_t{params.heads} * params.head_dim;
-    require(out.rows == rows.m && qkv.rows == rows.m && f.rows == rows.m && b.rows == rows.m &&
-                g.rows == rows.m && out.cols == c && qkv.cols == 3 * c && f.cols == c &&
-                b.cols == params.heads && g.cols == c,
-            "kda: out, f, g (m, c), qkv (m, 3c), b (m, heads)");
+void CudaBackend::kda(const KdaPass& pass, const KdaWeights& weights, const KdaState& state,
+                      const KdaParams& params, const Rows& rows) {
+    contract::kda(pass, weights, state, params, rows);
+    const auto& [out, qkv, f, b, g] = pass;
     launch({out, qkv, f, b, g, weights, state, params, rows, false, 0, 0, false}, rows.sequences,
-           kernels, stream);
+           kernels_, stream_.get());
 }
 
-void kda_flush(const KdaWeights& weights, const KdaState& state, const KdaParams& params,
-               int32_t slot, int32_t pending, bool fresh, KernelSet& kernels, LaunchStream stream) {
-    check_state(state, params);
-    require(slot >= 0 && slot < state.state.rows, "kda: the slot exists");
-    require(pending >= 0 && int64_t{pending} * params.heads <= state.pending_beta.cols,
-            "kda: pending rows fit their buffer");
+void CudaBackend::kda_flush(const KdaWeights& weights, const KdaState& state,
+                            const KdaParams& params, int32_t slot, int32_t pending, bool fresh) {
+    contract::kda_flush(weights, state, params, slot, pending, fresh);
     KdaArgs args{};
     args.weights = weights;
     args.state = state;
@@ -134,7 +116,7 @@ void kda_flush(const KdaWeights& weights, const KdaState& state, const KdaParams
     args.flush_slot = slot;
     args.flush_pending = pending;
     args.flush_fresh = fresh;
-    launch(args, 1, kernels, stream);
+    launch(args, 1, kernels_, stream_.get());
 }
 
 }  // namespace quadrille::cuda

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "kernels/cuda/kda/kda_math.cuh"
-#include "kernels/cuda/sequence_launch.h"
+#include "kernels/cuda/kernel_set.h"
+#include "kernels/op_types.h"
 
 namespace quadrille::cuda {
 
-constexpr int kMaxTaps = 8;
 constexpr int kChunk = 8;  // rows prepared together
 
 struct KdaArgs {

@@ -10,7 +10,8 @@
 
 #include "kernels/cuda/async.cuh"
 #include "kernels/cuda/dependent_launch.h"
-#include "kernels/cuda/sequence_launch.h"
+#include "kernels/cuda/kernel_set.h"
+#include "kernels/op_types.h"
 
 namespace quadrille::cuda::index {
 

@@ -2,10 +2,11 @@
 // The sparse indexer of an MLA layer: pools of keys, their scores, the positions a row attends to.
 // Scores are fp32 sums in a fixed order (index_score.cuh); the choice is exact: the largest scores,
 // the lowest pool among equals (index_choice.cuh).
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/mla/index_choice.cuh"
 #include "kernels/cuda/mla/index_score.cuh"
-#include "kernels/cuda/sequence_launch.h"
 
 #include <algorithm>
 
@@ -14,7 +15,6 @@ namespace quadrille::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMaxPool = 64;
 constexpr int64_t kFewBlocks = 512;    // of a launch: all at once on a large device
 constexpr int64_t kManyBlocks = 2048;  // several turns, so that the last one matters little
 constexpr int64_t kKeyLimit = int64_t{1} << 26;  // scores held at once
@@ -165,51 +165,37 @@ int64_t most_pools(const IndexCache& cache, const IndexParams& params) {
 
 }  // namespace
 
-void index_pool(const IndexCache& cache, View<const float> key, View<const float> gate,
-                const float* ape, const IndexParams& params, const Rows& rows,
-                LaunchStream stream) {
-    const int64_t d = params.head_dim;
-    require(params.pool > 0 && params.pool <= kMaxPool && cache.ring_size >= params.pool - 1,
-            "index_pool: 1..64 tokens per pool, the ring holds an unfinished one");
-    require(key.rows == rows.m && gate.rows == rows.m && key.cols == d && gate.cols == d &&
-                cache.ring.cols == cache.ring_size * 2 * d,
-            "index_pool: key and gate (m, d), ring (slots, ring_size 2 d)");
+void CudaBackend::index_pool(const IndexCache& cache, View<const float> key, View<const float> gate,
+                             const float* ape, const IndexParams& params, const Rows& rows) {
+    contract::index_pool(cache, key, gate, ape, params, rows);
     if (rows.m == 0) return;
     const Pooling pooling = {cache, key, gate, ape, params.pool, params.head_dim, rows};
-    launch_dependent(pool_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream, pooling);
+    launch_dependent(pool_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream_.get(),
+                     pooling);
 }
 
-int64_t index_keys(int64_t rows, const IndexCache& cache, const IndexParams& params) {
-    const int64_t pools = most_pools(cache, params);
-    return pools <= params.topk / params.pool ? 0 : rows_at_once(rows, pools) * pools;
-}
-
-void index_select(View<int32_t> selected, int32_t* count, View<const float> query,
-                  View<const float> weight, const IndexCache& cache, const IndexParams& params,
-                  const Rows& rows, uint32_t* keys, KernelSet& kernels, LaunchStream stream) {
-    const int64_t d = params.head_dim;
-    require(params.pool > 0 && params.topk >= params.pool && params.topk % params.pool == 0,
-            "index_select: topk is a multiple of pool");
-    require(selected.rows == rows.m && selected.cols == params.topk + params.pool - 1 &&
-                query.rows == rows.m && query.cols == params.heads * d && weight.rows == rows.m &&
-                weight.cols == params.heads,
-            "index_select: selected (m, topk + pool - 1), query (m, heads d), weight (m, heads)");
+void CudaBackend::index_select(View<int32_t> selected, int32_t* count, View<const float> query,
+                               View<const float> weight, const IndexCache& cache,
+                               const IndexParams& params, const Rows& rows) {
+    contract::index_select(selected, count, query, weight, cache, params, rows);
     if (rows.m == 0) return;
     const int64_t pools = most_pools(cache, params);
     const bool may_rank = pools > params.topk / params.pool;
     const int64_t step = rows_at_once(rows.m, pools);
+    Workspace::Scope scope(workspace_);
+    auto* keys = scope.take<uint32_t>(may_rank ? step * pools : 0);
     const auto shared = static_cast<int>(params.topk / params.pool * sizeof(int32_t));
-    kernels.allow_shared(index::select_kernel, shared);
+    kernels_.allow_shared(index::select_kernel, shared);
     for (int64_t first = 0; first < rows.m; first += step) {
         const auto count_rows = static_cast<int32_t>(std::min(step, rows.m - first));
         if (may_rank) {
             score({query, weight, cache, params, rows, static_cast<int32_t>(first), count_rows,
-                   tile_rows(rows, most_rows(kernels)), keys, pools},
-                  kernels, stream);
+                   tile_rows(rows, most_rows(kernels_)), keys, pools},
+                  kernels_, stream_.get());
         }
         const index::Choosing choosing = {selected, count, params, rows, first, keys, pools};
         launch_dependent(index::select_kernel, static_cast<unsigned>(count_rows),
-                         index::kChoiceThreads, shared, stream, choosing);
+                         index::kChoiceThreads, shared, stream_.get(), choosing);
     }
 }
 

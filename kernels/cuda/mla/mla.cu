@@ -2,11 +2,12 @@
 // Multi-head latent attention in absorbed form: queries go into the latent space once per row and
 // head (mla_project.cuh), all heads attend to the same latents (mla_attend.cuh), values come out of
 // the latent space last. All fp32 or as good.
+#include "kernels/contract.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/mla/mla_attend.cuh"
 #include "kernels/cuda/mla/mla_project.cuh"
 #include "kernels/cuda/mla/mla_tile.cuh"
-#include "kernels/cuda/sequence_launch.h"
 
 #include <algorithm>
 
@@ -188,34 +189,23 @@ void attend_latents(const Attention& args, int64_t blocks, KernelSet& kernels,
 
 }  // namespace
 
-void latent_append(View<float> latents, View<const float> latent, const Rows& rows,
-                   LaunchStream stream) {
-    require(latent.rows == rows.m, "latent_append: latent (m, r)");
+void CudaBackend::latent_append(View<float> latents, View<const float> latent, const Rows& rows) {
+    contract::latent_append(latents, latent, rows);
     if (rows.m == 0) return;
-    launch_dependent(append_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream, latents,
-                     latent, rows);
+    launch_dependent(append_kernel, static_cast<unsigned>(rows.m), kThreads, 0, stream_.get(),
+                     latents, latent, rows);
 }
 
-int64_t mla_scratch(int64_t rows, int64_t width, const MlaParams& params) {
-    const Sizes sizes = sizes_of(rows, width, params);
-    return sizes.row * sizes.rows;
-}
-
-void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
-                   View<const float> latents, View<const int32_t> selected, const int32_t* count,
-                   const MlaParams& params, const Rows& rows, float* scratch, KernelSet& kernels,
-                   LaunchStream stream) {
+void CudaBackend::mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
+                                View<const float> latents, View<const int32_t> selected,
+                                const int32_t* count, const MlaParams& params, const Rows& rows) {
+    contract::mla_attention(out, query, kv_b, latents, selected, count, params, rows);
     const int64_t r = params.latent_dim;
-    require(kv_b.weights != nullptr && kv_b.k == r &&
-                kv_b.n == int64_t{params.heads} * (params.key_dim + params.value_dim),
-            "mla_attention: kv_b is native (heads (key_dim + value_dim), latent_dim)");
-    require(out.rows == rows.m && query.rows == rows.m &&
-                out.cols == int64_t{params.heads} * params.value_dim &&
-                query.cols == int64_t{params.heads} * params.key_dim,
-            "mla_attention: out (m, heads value_dim), query (m, heads key_dim)");
     require(r <= kMaxLatent && r % 4 == 0,
             "mla_attention: latents of at most 512 numbers, a multiple of 4, on a GPU");
     const Sizes sizes = sizes_of(rows.m, selected.cols, params);
+    Workspace::Scope scope(workspace_);
+    auto* scratch = scope.take<float>(sizes.row * sizes.rows);
     for (int64_t first = 0; first < rows.m; first += sizes.rows) {
         const int64_t used = std::min(sizes.rows, rows.m - first);
         Attention args = {out, query, kv_b, latents, selected, count, params, rows, first, used};
@@ -226,9 +216,9 @@ void mla_attention(View<float> out, View<const float> query, const Matrix& kv_b,
             args.parts = args.sums + used * params.heads * r;
             args.part_stats = args.parts + used * params.heads * sizes.parts * r;
         }
-        mla::absorb(args, kernels, stream);
-        attend_latents(args, sizes.blocks, kernels, stream);
-        mla::expand(args, kernels, stream);
+        mla::absorb(args, kernels_, stream_.get());
+        attend_latents(args, sizes.blocks, kernels_, stream_.get());
+        mla::expand(args, kernels_, stream_.get());
     }
 }
 

@@ -6,8 +6,9 @@
 #pragma once
 
 #include "kernels/cuda/async.cuh"
+#include "kernels/cuda/kernel_set.h"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/sequence_launch.h"
+#include "kernels/op_types.h"
 
 #include <cuda_fp16.h>
 

@@ -2,6 +2,7 @@
 // moe on the GPU, slab by slab: what bounds the scratch, and the order of the steps.
 #include "kernels/cuda/moe/moe.h"
 
+#include "kernels/contract.h"
 #include "kernels/cuda/ceil_div.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/exl3/exl3_rotate.h"
@@ -157,9 +158,7 @@ void Moe::run_slab(MoePass& pass) {
 
 void Moe::run(View<float> out, View<const float> in, View<const int32_t> ids,
               View<const float> weights, const MoeWeights& experts) {
-    require(out.rows == in.rows && ids.rows == in.rows && weights.rows == in.rows &&
-                weights.cols == ids.cols,
-            "moe: out, in, ids and weights have m rows");
+    contract::moe(out, in, ids, weights, experts);
     if (in.rows == 0) return;
     const auto count = static_cast<size_t>(experts.count);
     std::vector<Mlp> copy;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of experts. A NaN is never chosen; ties go to the lowest expert.
+#include "kernels/contract.h"
 #include "kernels/cuda/candidate.cuh"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/swiglu.cuh"
@@ -116,24 +118,21 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
 
 }  // namespace
 
-void route(View<int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           float scale, const Rows& rows, LaunchStream stream) {
-    require(rows.m == 0 || rows.m == logits.rows, "route: the rows of the pass");
-    require(ids.cols <= logits.cols, "route: at most as many slots as experts");
-    require(ids.rows == logits.rows && weights.rows == logits.rows && weights.cols == ids.cols,
-            "route: ids and weights are (m, topk)");
+void CudaBackend::route(View<int32_t> ids, View<float> weights, View<const float> logits,
+                        const float* bias, float scale, const Rows& rows) {
+    contract::route(ids, weights, logits, bias, scale, rows);
     require(logits.cols <= 3072, "route: at most 3072 experts");
     if (ids.rows == 0 || ids.cols == 0) return;
     const auto blocks = static_cast<unsigned>((ids.rows + kRouteWarps - 1) / kRouteWarps);
     if (logits.cols <= 32 * kFewPer && ids.cols <= kFewSlots) {
-        launch_dependent(route_few_kernel, blocks, kRouteWarps * 32, 0, stream, ids, weights,
+        launch_dependent(route_few_kernel, blocks, kRouteWarps * 32, 0, stream_.get(), ids, weights,
                          logits, bias, scale, rows);
         return;
     }
     const auto shared =
         static_cast<int>(logits.cols * kRouteWarps * static_cast<int64_t>(sizeof(float)));
-    launch_dependent(route_kernel, blocks, kRouteWarps * 32, shared, stream, ids, weights, logits,
-                     bias, scale, rows);
+    launch_dependent(route_kernel, blocks, kRouteWarps * 32, shared, stream_.get(), ids, weights,
+                     logits, bias, scale, rows);
 }
 
 }  // namespace quadrille::cuda

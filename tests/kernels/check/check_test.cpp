@@ -37,10 +37,9 @@ class Spoilt final : public ForwardBackend {
         inner().route(ids, weights, logits, bias, scale, rows);
         if (swap) std::swap(ids.row(0)[0], ids.row(0)[1]);
     }
-    void kda(View<float> out, View<const float> qkv, View<const float> f, View<const float> b,
-             View<const float> g, const KdaWeights& weights, const KdaState& state,
+    void kda(const KdaPass& pass, const KdaWeights& weights, const KdaState& state,
              const KdaParams& params, const Rows& rows) override {
-        inner().kda(out, qkv, f, b, g, weights, state, params, rows);
+        inner().kda(pass, weights, state, params, rows);
         if (spoil_state) spoil_state(state);
     }
 
@@ -275,8 +274,9 @@ TEST(CheckBackend, JudgesTheStateOfASequence) {
                             .position = table.data() + 3,
                             .pending = table.data() + 4,
                             .row_sequence = table.data() + 5};
-            backend.kda(out.first(count), qkv.first(count), f.first(count), b.first(count),
-                        g.first(count), weights, state, params, rows);
+            backend.kda({out.first(count), qkv.first(count), f.first(count), b.first(count),
+                         g.first(count)},
+                        weights, state, params, rows);
             ++passes;
         };
         const std::string name = fault;

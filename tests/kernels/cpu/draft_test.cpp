@@ -166,9 +166,10 @@ class Rings {
         Guarded<float> out(layout.m(), wide, gap), queries(layout.m(), wide, query, gap);
         Guarded<float> keys(layout.m(), of_.width(), key, gap);
         Guarded<float> values(layout.m(), of_.width(), value, gap);
-        backend_.draft_attention(out.view(), queries.view(), keys.view(), values.view(),
-                                 of_.q_norm.data(), of_.k_norm.data(), cache(), of_.params,
-                                 layout.rows());
+        backend_.draft_attention(
+            out.view(),
+            {queries.view(), keys.view(), values.view(), of_.q_norm.data(), of_.k_norm.data()},
+            cache(), of_.params, layout.rows());
         EXPECT_TRUE(out.written() && intact());
         return out.values();
     }

@@ -75,10 +75,10 @@ std::vector<float> run(cpu::CpuBackend& backend, const KdaCase& of, Memory& memo
         return Guarded<float>(layout.m(), cols, values, gap);
     };
     Guarded<float> out(layout.m(), of.c, gap);
-    backend.kda(out.view(), pick(&KdaInputs::qkv, 3 * of.c).view(),
-                pick(&KdaInputs::f, of.c).view(), pick(&KdaInputs::b, of.params.heads).view(),
-                pick(&KdaInputs::g, of.c).view(), of.weights(), memory.kda(), of.params,
-                layout.rows());
+    backend.kda(
+        {out.view(), pick(&KdaInputs::qkv, 3 * of.c).view(), pick(&KdaInputs::f, of.c).view(),
+         pick(&KdaInputs::b, of.params.heads).view(), pick(&KdaInputs::g, of.c).view()},
+        of.weights(), memory.kda(), of.params, layout.rows());
     EXPECT_TRUE(out.written());
     EXPECT_TRUE(memory.intact());
     return out.values();
@@ -299,7 +299,7 @@ TEST(Kda, RefusesMoreDecodedRowsThanCanWait) {
     Guarded<float> b(4, 1, {inputs.b.data(), 4});
     Guarded<float> f(4, of.c, {inputs.f.data(), size_t(4 * of.c)});
     const auto step = [&](const RowLayout& rows) {
-        backend.kda(out.view(), qkv.view(), f.view(), b.view(), f.view(), of.weights(),
+        backend.kda({out.view(), qkv.view(), f.view(), b.view(), f.view()}, of.weights(),
                     memory.kda(), of.params, rows.rows());
     };
     expect_error(ErrorKind::internal, {"pending"}, [&] { step(layout); });

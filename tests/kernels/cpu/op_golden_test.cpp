@@ -87,10 +87,10 @@ TEST_F(OpGolden, Kda) {
         const auto run = [&](int64_t first, int64_t count, bool commit, int32_t pending) {
             RowLayout layout(commit);
             layout.add(0, static_cast<int32_t>(first), static_cast<int32_t>(count), pending);
-            backend_->kda(out.view().slice_rows(first, count), qkv.view().slice_rows(first, count),
-                          f.view().slice_rows(first, count), b.view().slice_rows(first, count),
-                          g.view().slice_rows(first, count), weights, memory, params,
-                          layout.rows());
+            backend_->kda({out.view().slice_rows(first, count), qkv.view().slice_rows(first, count),
+                           f.view().slice_rows(first, count), b.view().slice_rows(first, count),
+                           g.view().slice_rows(first, count)},
+                          weights, memory, params, layout.rows());
         };
         if (prompt > 0) run(0, prompt, true, 0);
         for (int64_t t = prompt; t < m; ++t) run(t, 1, false, t > prompt ? 1 : 0);
@@ -193,8 +193,10 @@ class DrafterGolden : public OpGolden {
         RowLayout layout;
         layout.add(0, position, kBlock);
         backend_->draft_attention(
-            a.view(), q.view(), k.view(), v.view(), weight(p + "q_norm.weight").values(),
-            weight(p + "k_norm.weight").values(), cache, params_, layout.rows());
+            a.view(),
+            {q.view(), k.view(), v.view(), weight(p + "q_norm.weight").values(),
+             weight(p + "k_norm.weight").values()},
+            cache, params_, layout.rows());
         const Guarded<float> s = product(weight(p + "o_proj.weight"), a.view());
         backend_->add(h, mixed(l + "attention_conv", 1, s.view(), dynamic.view()).view());
     }
@@ -244,10 +246,11 @@ TEST_F(DrafterGolden, BlockAndPath) {
         Guarded<int32_t> ids(kBlock - 1, 6), path(1, kBlock - 1);
         backend_->top_k(top.view(), ids.view(), logits.view(), 0,
                         static_cast<int32_t>(head.rows()));
-        backend_->walk_path(path.view(), {}, top.view(), ids.view(), projected.view(),
-                            weight("candidate_selector.predecessor_codebook").matrix(),
-                            weight("candidate_selector.successor_codebook").matrix(), &anchor,
-                            nullptr);
+        backend_->walk_path(
+            path.view(), {},
+            {top.view(), ids.view(), projected.view(),
+             weight("candidate_selector.predecessor_codebook").matrix(),
+             weight("candidate_selector.successor_codebook").matrix(), &anchor, nullptr});
         EXPECT_TRUE(same(path.values(), ints(group + "/path")));
     }
 }

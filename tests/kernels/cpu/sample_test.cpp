@@ -43,14 +43,14 @@ class Rows {
         Guarded<int32_t> id(1, 1);
         Guarded<float> logit(1, 1);
         const View<const int32_t> none{excluded.data(), 1, std::ssize(excluded)};
-        backend_.sample(score.data(), id.data(), logit.data(), view().slice_cols(first, width),
-                        &row, 1, none, first, valid);
+        backend_.sample(score.data(), id.data(), logit.data(),
+                        {view().slice_cols(first, width), &row, 1, first, valid}, none);
         EXPECT_TRUE(id.written() && logit.written() && score.intact());
         return {score.values()[0], id.values()[0], logit.values()[0]};
     }
     ExpSum sum(const SampleRow& row, int32_t first, int32_t valid) {
         ExpSum result;
-        backend_.sample_sum(&result, view().slice_cols(first, valid), &row, 1, first, valid);
+        backend_.sample_sum(&result, {view().slice_cols(first, valid), &row, 1, first, valid});
         return result;
     }
     cpu::CpuBackend& backend() { return backend_; }
@@ -221,8 +221,8 @@ TEST(SampleCandidates, AreTheStableSortOfThePenalizedLogits) {
         });
         Guarded<float> values(1, k, 1), raw(1, k, 2);
         Guarded<int32_t> ids(1, k, 3);
-        rows.backend().sample_candidates(values.view(), raw.view(), ids.view(), rows.view(), &row,
-                                         1, 0, kVocab);
+        rows.backend().sample_candidates(values.view(), raw.view(), ids.view(),
+                                         {rows.view(), &row, 1, 0, kVocab});
         EXPECT_TRUE(values.written() && raw.written() && ids.written());
         for (size_t i = 0; i < static_cast<size_t>(k); ++i) {
             const bool there = i < order.size();
@@ -243,7 +243,7 @@ TEST(SampleAt, GivesWhatThisRankHolds) {
     const std::vector<int32_t> wanted = {256, 255, 5, 300, 383, 384, -1, 259};
     Guarded<float> values(1, 8), raw(1, 8);
     rows.backend().sample_at(values.view(), raw.view(), {wanted.data(), 1, 8},
-                             rows.view().slice_cols(256, 128), &row, 1, 256, 120);
+                             {rows.view().slice_cols(256, 128), &row, 1, 256, 120});
     for (size_t i = 0; i < wanted.size(); ++i) {
         const int32_t id = wanted[i];
         if (id < 256 || id >= 376) {
@@ -275,9 +275,9 @@ TEST(Sample, RowsAreIndependent) {
         Guarded<int32_t> id(m, 1);
         Guarded<float> logit(m, 1);
         std::vector<ExpSum> sums(static_cast<size_t>(m));
-        backend.sample(score.data(), id.data(), logit.data(), in.view(), wanted.data(), count, {},
-                       0, 300);
-        backend.sample_sum(sums.data(), in.view(), wanted.data(), count, 0, 300);
+        const SampleInput drawn{in.view(), wanted.data(), count, 0, 300};
+        backend.sample(score.data(), id.data(), logit.data(), drawn, {});
+        backend.sample_sum(sums.data(), drawn);
         std::vector<float> out;
         for (int64_t r = 0; r < m; ++r) {
             out.push_back(static_cast<float>(score.data()[r]));

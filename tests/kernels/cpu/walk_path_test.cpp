@@ -83,10 +83,10 @@ struct Walk {
         Guarded<float> hidden(sequences * k, rank, projected, 1);
         cpu::CpuBackend backend;
         const Matrix none;
-        backend.walk_path(path.view(), walked.view(), unary.view(), candidates.view(),
-                          hidden.view().slice_cols(0, used_rank),
-                          used_rank > 0 ? codebook(before) : none,
-                          used_rank > 0 ? codebook(after) : none, anchor.data(), draws);
+        backend.walk_path(path.view(), walked.view(),
+                          {unary.view(), candidates.view(), hidden.view().slice_cols(0, used_rank),
+                           used_rank > 0 ? codebook(before) : none,
+                           used_rank > 0 ? codebook(after) : none, anchor.data(), draws});
         EXPECT_TRUE(path.written() && walked.written());
         if (scores != nullptr) *scores = walked.values();
         return path.values();

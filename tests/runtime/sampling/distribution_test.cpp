@@ -65,8 +65,9 @@ std::vector<int64_t> coupled_counts(const Context& context, uint64_t seed) {
     std::vector<double> score(rows.size());
     std::vector<int32_t> id(rows.size());
     std::vector<float> logit(rows.size());
-    backend.sample(score.data(), id.data(), logit.data(), {context.logits.data(), 1, kVocab},
-                   rows.data(), static_cast<int32_t>(n), {}, 0, kVocab);
+    backend.sample(
+        score.data(), id.data(), logit.data(),
+        {{context.logits.data(), 1, kVocab}, rows.data(), static_cast<int32_t>(n), 0, kVocab}, {});
     std::vector<int64_t> counts(kVocab);
     for (const int32_t token : id) ++counts[static_cast<size_t>(token)];
     return counts;

@@ -54,8 +54,9 @@ std::vector<float> attention(Backend& backend, const DraftAttentionParams& param
     }
     const int64_t m = blocks.m();
     OnDevice<float> out(backend, m, params.heads * d, 1);
-    backend.draft_attention(out.view(), pick(m, params.heads * d).view(), pick(m, width).view(),
-                            pick(m, width).view(), uploads.array(q_norm), uploads.array(k_norm),
+    backend.draft_attention(out.view(),
+                            {pick(m, params.heads * d).view(), pick(m, width).view(),
+                             pick(m, width).view(), uploads.array(q_norm), uploads.array(k_norm)},
                             cache, params, uploads.rows(blocks.rows()));
     add(out.result());
     return all;
@@ -138,10 +139,11 @@ TEST_F(CudaDraft, WalksTheSamePath) {
                 OnDevice<float> p(backend, sequences * k, rank, projected, 1);
                 OnDevice<float> scores(backend, sequences * k, top, 1);
                 OnDevice<int32_t> path(backend, sequences, k, 2);
-                backend.walk_path(path.view(), scores.view(), value.view(), id.view(), p.view(),
-                                  uploads.matrix(predecessor.matrix()),
-                                  uploads.matrix(successor.matrix()), uploads.array(anchor),
-                                  temperature < 0 ? nullptr : uploads.array(draws));
+                backend.walk_path(
+                    path.view(), scores.view(),
+                    {value.view(), id.view(), p.view(), uploads.matrix(predecessor.matrix()),
+                     uploads.matrix(successor.matrix()), uploads.array(anchor),
+                     temperature < 0 ? nullptr : uploads.array(draws)});
                 return std::pair{path.result(), scores.result()};
             };
             const auto gpu = run(*gpu_);
@@ -194,13 +196,13 @@ TEST_F(CudaDraft, SamplesTheSameBits) {
                 OnDevice<float> at(backend, m, 20, 1);
                 OnDevice<float> at_raw(backend, m, 20, 1);
                 Array<ExpSum> sums(backend, 1, m);
-                backend.sample(score.data(), id.data(), logit.data(), x.view(), row, count,
-                               skip.view().slice_cols(0, excluded_count), 1000, valid);
-                backend.sample_candidates(values.view(), raw.view(), ids.view(), x.view(), row,
-                                          count, 1000, valid);
-                backend.sample_sum(sums.data(), x.view(), row, count, 1000, valid);
-                backend.sample_at(at.view(), at_raw.view(), ids.view(), x.view(), row, count, 1000,
-                                  valid / 2);
+                const SampleInput in{x.view(), row, count, 1000, valid};
+                backend.sample(score.data(), id.data(), logit.data(), in,
+                               skip.view().slice_cols(0, excluded_count));
+                backend.sample_candidates(values.view(), raw.view(), ids.view(), in);
+                backend.sample_sum(sums.data(), in);
+                backend.sample_at(at.view(), at_raw.view(), ids.view(),
+                                  {x.view(), row, count, 1000, valid / 2});
                 std::vector<float> floats = logit.result();
                 for (const auto& part :
                      {values.result(), raw.result(), at.result(), at_raw.result()}) {

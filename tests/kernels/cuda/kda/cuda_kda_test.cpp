@@ -61,8 +61,8 @@ class KdaRun {
             return OnDevice<float>(backend_, m, cols, gather_rows<float>(from, cols, tokens_at), 3);
         };
         OnDevice<float> out(backend_, m, of_.c, 1);
-        backend_.kda(out.view(), pick(tokens.qkv, 3 * of_.c).view(), pick(tokens.f, of_.c).view(),
-                     pick(tokens.b, of_.params.heads).view(), pick(tokens.g, of_.c).view(),
+        backend_.kda({out.view(), pick(tokens.qkv, 3 * of_.c).view(), pick(tokens.f, of_.c).view(),
+                      pick(tokens.b, of_.params.heads).view(), pick(tokens.g, of_.c).view()},
                      weights_, kda(), of_.params, uploads.rows(layout.rows()));
         return out.result();
     }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device: the memory that a backend's ops work on, the order of what it is given, and work that is
+// recorded once and replayed. Ops and copies run in the order of the calls.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+// Work of a backend that was recorded; replayed, in stream order, as often as wanted. It must not
+// outlive its backend or the memory it works on.
+class Recording {
+  public:
+    virtual ~Recording() = default;
+    virtual void replay() = 0;
+};
+
+class Device {
+  public:
+    virtual ~Device() = default;
+
+    virtual std::string name() const = 0;
+    virtual std::string device() const = 0;  // for provenance: processor or GPU name
+    // Libraries and drivers it runs on, with versions, for provenance.
+    virtual std::vector<std::string> libraries() const { return {}; }
+    // Whether its memory is the host's, so that anyone may read and write it.
+    virtual bool on_host() const { return false; }
+
+    // 64-byte aligned, zero-filled. nullptr for 0 bytes. Throws Error{device} when there is none.
+    virtual void* allocate(int64_t bytes) = 0;
+    virtual void release(void* pointer) noexcept = 0;
+    virtual void* allocate_host(int64_t bytes) = 0;  // pinned where that means something
+    virtual void release_host(void* pointer) noexcept = 0;
+    virtual void upload(void* to, const void* host, int64_t bytes) = 0;
+    virtual void download(void* host, const void* from, int64_t bytes) = 0;
+    virtual void copy(void* to, const void* from, int64_t bytes) = 0;
+    virtual void fill_zero(void* to, int64_t bytes) = 0;
+    virtual void synchronize() = 0;
+    // A download that nobody waits for: done with the next synchronize(). host: of allocate_host.
+    virtual void fetch(void* host, const void* from, int64_t bytes) { download(host, from, bytes); }
+
+    // Whether record() works.
+    virtual bool records() const { return false; }
+    // What `work` asks of this backend, recorded and not done. `work` has run before with the same
+    // shapes, uploads from memory of allocate_host only, and neither downloads nor allocates.
+    virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
+};
+
+}  // namespace quadrille
