@@ -17,8 +17,7 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of partial sums held at once
-constexpr int64_t kNativeSlab = 1024;                 // rows split into fragments at once
+constexpr int64_t kNativeSlab = 1024;  // rows split into fragments at once
 
 }  // namespace
 

@@ -3,7 +3,7 @@
 // launch of an EXL3 product that the experts share. A row's bits depend on its inputs alone.
 #pragma once
 
-#include "kernels/cuda/exl3/exl3_product.h"
+#include "kernels/cuda/exl3/exl3_plan.h"
 #include "kernels/cuda/kernel_set.h"
 #include "kernels/cuda/workspace.h"
 #include "kernels/view.h"

@@ -81,8 +81,8 @@ double busiest(int64_t blocks, int32_t processors, int32_t resident, int32_t lea
 double end_cost(const Exl3Plan& plan, const Exl3Work& work) {
     const double arrive = plan.ranks * plan.column_parts() > 1 && !plan.waits ? kArrive : 0.0;
     const int64_t units = units_of(plan.mode, work.w);
-    const int64_t warps = int64_t{plan.teams} * team_warps(plan.halves);
-    if (plan.groups <= 2 && !plan.halves && units > kGatherUnits && 4 * work.rows <= warps) {
+    const int64_t warps = int64_t{plan.teams} * team_warps(plan.halves());
+    if (plan.groups <= 2 && !plan.halves() && units > kGatherUnits && 4 * work.rows <= warps) {
         const int64_t turns = ceil_div(4 * work.rows, warps) * ceil_div(units, kGatherManyUnits);
         return arrive + kGatherMany * static_cast<double>(turns);
     }
@@ -133,7 +133,7 @@ double rotation_cost(const Exl3Plan& plan, const Exl3Work& work) {
 double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
     const int64_t blocks = work.columns * plan.ranks * plan.column_parts();
     const int32_t resident = resident_blocks(plan);
-    // Behind the kernels before them those of few experts gather, as Exl3Plan::alone prevents.
+    // Behind the kernels before them those of few experts gather, as Exl3Plan::resident prevents.
     const int32_t least = work.experts ? std::min(resident, 2) : 1;
     const double each = busiest(blocks, work.device.processors, resident, least);
     const double together = std::min<double>(each, resident);
@@ -145,7 +145,7 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
     const double leaf = std::max(together * teams * (kLeaf + kLeafGroup * groups),
                                  kLatency + kLatencyGroup * groups);
     // In halves the teams add their leaves before, and each rotates what another one does too.
-    const int64_t units = plan.halves                      ? 1
+    const int64_t units = plan.halves()                    ? 1
                           : plan.mode == ProductMode::leaf ? teams * leaves
                                                            : teams * ceil_div(leaves, kGroupBlocks);
     const int64_t rotated = plan.rotate_inside ? plan.teams * leaves : 0;
@@ -156,7 +156,7 @@ double product_cost(const Exl3Plan& plan, const Exl3Work& work) {
 }
 
 double large_cost(const Exl3Plan& plan, const Exl3Work& work) {
-    if (plan.wide()) return wide_cost(plan, work);
+    if (plan.tiling == Exl3Tiling::wide) return wide_cost(plan, work);
     const double rounds =
         busiest(ceil_div(work.columns, 2) * plan.ranks, work.device.processors, 1);
     const auto quarters = static_cast<double>(ceil_div(work.rows, kQuarterRows));

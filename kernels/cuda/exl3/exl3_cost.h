@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/ceil_div.h"
-#include "kernels/cuda/exl3/exl3_product.h"
+#include "kernels/cuda/exl3/exl3_plan.h"
 
 #include <algorithm>
 
@@ -35,19 +35,19 @@ inline int32_t blocks_of(const Matrix& w) {
     return segment_end(w, w.segments - 1);
 }
 // The most blocks of 128 inputs of a team.
-constexpr int64_t team_blocks(const Exl3Plan& plan) {
-    return plan.halves ? kLeafBlocks : int64_t{plan.team_units} * unit_span(plan.mode);
+inline int64_t team_blocks(const Exl3Plan& plan) {
+    return plan.halves() ? kLeafBlocks : int64_t{plan.team_units} * unit_span(plan.mode);
 }
 
 // The kernel that rotates the inputs before, or nothing.
 double rotation_cost(const Exl3Plan& plan, const Exl3Work& work);
-// The product alone, of up to 64 rows to a tile; or of large tiles, of any number of groups.
+// The product alone: Exl3Tiling::teams and halves; or wide and large.
 double product_cost(const Exl3Plan& plan, const Exl3Work& work);
 double large_cost(const Exl3Plan& plan, const Exl3Work& work);
 
 inline double exl3_cost(const Exl3Plan& plan, const Exl3Work& work) {
     return rotation_cost(plan, work) +
-           (plan.large ? large_cost(plan, work) : product_cost(plan, work));
+           (plan.large_kernel() ? large_cost(plan, work) : product_cost(plan, work));
 }
 
 }  // namespace quadrille::cuda

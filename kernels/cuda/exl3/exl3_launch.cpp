@@ -40,14 +40,14 @@ void launch_exl3(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, const
     require(args.rotated != nullptr ||
                 (plan.rotate_inside && (args.table == nullptr || plan.groups <= kInsideGroups)),
             "EXL3 product: inputs rotated before, or by a plan");
-    require(!plan.halves || (args.table == nullptr && plan.mode == ProductMode::group &&
-                             plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
+    require(!plan.halves() || (args.table == nullptr && plan.mode == ProductMode::group &&
+                               plan.teams == kGroupLeaves && plan.groups <= kHalvesGroups),
             "EXL3 product in halves: groups of one matrix");
-    int32_t shared =
-        plan.large ? large_shared_bytes(w.bits, plan.groups) : shared_bytes(args, plan.groups, w);
+    int32_t shared = plan.large_kernel() ? large_shared_bytes(w.bits, plan.groups)
+                                         : shared_bytes(args, plan.groups, w);
     if (plan.resident > 0) shared = kernels.shared_for(shared, plan.resident);
     launch_width(plan, args, grid, w, shared, kernels, stream);
-    if (plan.large && plan.ranks > 1) finish_exl3_large(args, plan.rows(), stream);
+    if (plan.large_kernel() && plan.ranks > 1) finish_exl3_large(args, plan.rows(), stream);
 }
 
 }  // namespace quadrille::cuda

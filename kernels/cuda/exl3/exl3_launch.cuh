@@ -32,17 +32,22 @@ template <int kBits, bool kMul1>
 void launch_exl3_codebook(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, int32_t shared,
                           KernelSet& kernels, LaunchStream stream) {
     const auto launch = [&](auto instance) { instance(args, grid, shared, kernels, stream); };
-    if (plan.large) {
-        return plan.wide() ? launch(launch_exl3_large<kBits, kMul1, kWideGroups>)
-                           : launch(launch_exl3_large<kBits, kMul1, kLargeGroups>);
+    switch (plan.tiling) {
+        case Exl3Tiling::wide:
+            return launch(launch_exl3_large<kBits, kMul1, kWideGroups>);
+        case Exl3Tiling::large:
+            return launch(launch_exl3_large<kBits, kMul1, kLargeGroups>);
+        case Exl3Tiling::halves:
+            return plan.groups == 1 ? launch(launch_exl3_instance<kBits, kMul1, 1, 4>)
+                                    : launch(launch_exl3_instance<kBits, kMul1, 2, 4>);
+        case Exl3Tiling::teams:
+            break;
     }
     switch (plan.groups) {
         case 1:
-            if (plan.halves) return launch(launch_exl3_instance<kBits, kMul1, 1, 4>);
             return plan.teams == 1 ? launch(launch_exl3_instance<kBits, kMul1, 1, 1>)
                                    : launch(launch_exl3_instance<kBits, kMul1, 1, 2>);
         case 2:
-            if (plan.halves) return launch(launch_exl3_instance<kBits, kMul1, 2, 4>);
             return plan.teams == 1 ? launch(launch_exl3_instance<kBits, kMul1, 2, 1>)
                                    : launch(launch_exl3_instance<kBits, kMul1, 2, 2>);
         case 4:

@@ -2,7 +2,7 @@
 // Launches the EXL3 product kernel that a plan, a bit width and a codebook family ask for.
 #pragma once
 
-#include "kernels/cuda/exl3/exl3_product.h"
+#include "kernels/cuda/exl3/exl3_plan.h"
 #include "kernels/cuda/kernel_set.h"
 
 #include <cuda_runtime.h>

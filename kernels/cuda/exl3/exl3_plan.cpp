@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which thread blocks share an EXL3 product. Nothing here changes a result.
+#include "kernels/cuda/exl3/exl3_plan.h"
+
 #include "kernels/cuda/exl3/exl3_cost.h"
 
 #include <algorithm>
@@ -8,7 +9,6 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int64_t kPartialLimit = int64_t{64} << 20;  // floats of sums, beyond which units are long
 // Rows of a busy expert from which large tiles may be quicker: both took as long with 28.
 constexpr int64_t kLargeFromExperts = 33;
 
@@ -17,6 +17,11 @@ int32_t groups_for(int64_t rows) {
     if (rows <= 16) return 2;
     if (rows <= 32) return 4;
     return 8;
+}
+
+// Row groups of the tilings of 256 columns.
+int32_t large_groups(Exl3Tiling tiling) {
+    return tiling == Exl3Tiling::wide ? kWideGroups : kLargeGroups;
 }
 
 // The cheapest of the plans that it is shown, the first of equal ones.
@@ -87,20 +92,20 @@ Cheapest cut(int32_t groups, const Exl3Work& work, int64_t room) {
         consider(ProductMode::leaf, teams, 2);
     }
     if (!work.experts && groups <= kHalvesGroups) {
-        plan.halves = true;
+        plan.tiling = Exl3Tiling::halves;
         consider(ProductMode::group, kGroupLeaves, 1);
-        plan.halves = false;
+        plan.tiling = Exl3Tiling::teams;
     }
     // Adding to a sum in memory takes longer than adding them all at the end.
     if (!cheapest.found()) consider(ProductMode::segment, 1, std::max(work.w.segments, 1));
     return cheapest;
 }
 
-// The whole inputs to a thread block.
-Exl3Plan large_plan(const Matrix& w, int32_t groups) {
+// The whole inputs to a thread block of 256 columns.
+Exl3Plan large_plan(const Matrix& w, Exl3Tiling tiling) {
     Exl3Plan plan;
-    plan.large = true;
-    plan.groups = groups;
+    plan.tiling = tiling;
+    plan.groups = large_groups(tiling);
     plan.mode = ProductMode::segment;
     plan.team_units = std::max(units_of(plan.mode, w), 1);
     return plan;
@@ -109,17 +114,17 @@ Exl3Plan large_plan(const Matrix& w, int32_t groups) {
 // Behind a kernel that rotates, few thread blocks would gather on some of the multiprocessors, as
 // many as fit: no more than each has to take.
 int32_t spread(const Exl3Plan& plan, int64_t columns, const Matrix& w, const Exl3Device& device) {
-    const int32_t most = plan.wide() ? wide_resident(w, device) : 1;
-    const int64_t blocks =
-        plan.large ? ceil_div(columns, 2) * plan.ranks : columns * plan.ranks * plan.column_parts();
+    const int32_t most = plan.tiling == Exl3Tiling::wide ? wide_resident(w, device) : 1;
+    const int64_t blocks = plan.large_kernel() ? ceil_div(columns, 2) * plan.ranks
+                                               : columns * plan.ranks * plan.column_parts();
     const int64_t each = ceil_div(blocks, device.processors);
     return each <= most ? static_cast<int32_t>(each) : 0;
 }
 
-// The cheapest cut for large tiles of `groups` row groups.
-Cheapest cut_large(int32_t groups, const Exl3Work& work) {
+// The cheapest cut for tiles of 256 columns.
+Cheapest cut_large(Exl3Tiling tiling, const Exl3Work& work) {
     Cheapest cheapest(work);
-    Exl3Plan plan = large_plan(work.w, groups);
+    Exl3Plan plan = large_plan(work.w, tiling);
     cheapest.consider(plan);
     const int32_t units = units_of(ProductMode::group, work.w);
     if (work.columns * units * plan.rows() * exl3::kBlock > kPartialLimit) return cheapest;
@@ -132,8 +137,8 @@ Cheapest cut_large(int32_t groups, const Exl3Work& work) {
     return cheapest;
 }
 
-bool fits_large(const Matrix& w, int32_t groups, const Exl3Device& device) {
-    return device.shared >= large_shared_bytes(w.bits, groups);
+bool fits_large(const Matrix& w, Exl3Tiling tiling, const Exl3Device& device) {
+    return device.shared >= large_shared_bytes(w.bits, large_groups(tiling));
 }
 
 }  // namespace
@@ -149,10 +154,10 @@ Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device) {
     const Cheapest small = cut(groups, work, blocks);
     Exl3Plan plan = small.plan();
     double cost = small.cost();
-    for (const int32_t tile_groups : {kWideGroups, kLargeGroups}) {
-        if (!fits_large(w, tile_groups, device)) continue;
-        const Exl3Work tiles = work_in(int64_t{8} * tile_groups);
-        const Cheapest large = cut_large(tile_groups, tiles);
+    for (const Exl3Tiling tiling : {Exl3Tiling::wide, Exl3Tiling::large}) {
+        if (!fits_large(w, tiling, device)) continue;
+        const Exl3Work tiles = work_in(int64_t{8} * large_groups(tiling));
+        const Cheapest large = cut_large(tiling, tiles);
         if (large.cost() >= cost) continue;
         plan = large.plan();
         cost = large.cost();
@@ -163,7 +168,7 @@ Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device) {
 
 Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
                            const Exl3Device& device, int32_t groups, bool gated) {
-    if (groups == kLargeGroups) return large_plan(w, groups);
+    if (groups == kLargeGroups) return large_plan(w, Exl3Tiling::large);
     const int64_t busy = std::clamp<int64_t>(pairs, 1, std::max(experts, 1));
     const int64_t rows = ceil_div(pairs, busy);
     const int64_t blocks = w.n_padded / exl3::kBlock * members;
@@ -185,12 +190,12 @@ Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int3
     const int64_t most_tiles = busy + (std::max(pairs, busy) - busy) / tile_rows;
     const Cheapest small = cut(small_groups, work, blocks * most_tiles);
     if ((groups == 0 ? small_groups <= kWideGroups : groups == kWideGroups) &&
-        fits_large(w, kWideGroups, device)) {
-        const Exl3Plan wide = large_plan(w, kWideGroups);
+        fits_large(w, Exl3Tiling::wide, device)) {
+        const Exl3Plan wide = large_plan(w, Exl3Tiling::wide);
         if (exl3_cost(wide, work_in(wide.rows())) < small.cost()) return wide;
     }
-    if (groups == 0 && rows >= kLargeFromExperts && fits_large(w, kLargeGroups, device)) {
-        const Exl3Plan large = large_plan(w, kLargeGroups);
+    if (groups == 0 && rows >= kLargeFromExperts && fits_large(w, Exl3Tiling::large, device)) {
+        const Exl3Plan large = large_plan(w, Exl3Tiling::large);
         if (exl3_cost(large, work_in(large.rows())) < small.cost()) return large;
     }
     return small.plan();
@@ -200,22 +205,22 @@ Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks,
                    int32_t members, bool by_segment) {
     const int64_t cells = column_blocks * tiles * members;
     const int64_t floats = int64_t{plan.rows()} * exl3::kBlock;
-    if (plan.large && plan.ranks == 1) {
+    if (plan.large_kernel() && plan.ranks == 1) {
         // The third of four segments waits for the fourth.
         return {w.segments == 4 && !by_segment ? cells * floats : 0, 0};
     }
-    return {cells * units_of(plan.mode, w) * floats, plan.large || plan.waits ? 0 : cells};
+    return {cells * units_of(plan.mode, w) * floats, plan.large_kernel() || plan.waits ? 0 : cells};
 }
 
 void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w) {
     args.mode = plan.mode;
-    args.units = plan.large && plan.ranks == 1 ? 1 : units_of(plan.mode, w);
+    args.units = plan.large_kernel() && plan.ranks == 1 ? 1 : units_of(plan.mode, w);
     args.ranks = plan.ranks;
     args.teams = plan.teams;
     args.team_units = plan.team_units;
-    args.halves = plan.halves;
+    args.halves = plan.halves();
     args.waits = plan.waits;
-    if (plan.large) return;
+    if (plan.large_kernel()) return;
     const auto steps = static_cast<int32_t>(std::min<int64_t>(blocks_of(w), team_blocks(plan)));
     args.stages = std::clamp(steps, 1, ring_stages(w.bits, plan.groups));
     args.input_blocks = std::clamp(steps, 1, input_blocks(plan.groups));

@@ -8,7 +8,8 @@
 // shared memory (no barrier), the team shares the rotated inputs. The units' sums go to memory; the
 // last thread block of a column block adds them in order and applies the output transform
 // (exl3_product_end.cuh), so one launch does the whole product. Few leaves: teams of 4 warps share
-// a group of them in halves of the 128 columns (Exl3Plan::halves), so that fewer sums go to memory.
+// a group of them in halves of the 128 columns (Exl3Tiling::halves), so that fewer sums go to
+// memory.
 #pragma once
 
 #include "kernels/cuda/async.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one launch of the EXL3 product computes, and the pure host plan of how it is cut.
+// What one launch of the EXL3 product computes; exl3_plan.h is how it is cut.
 //
 // One arithmetic per row: a leaf (128 inputs) is one chain of MMAs over ascending input tiles from
 // zero; the leaves of a segment are added left to right into groups of four (512 inputs, the last
@@ -175,7 +175,7 @@ struct Exl3Product {
     int32_t ranks = 1;            // thread blocks of a column block, the most of any matrix
     int32_t teams = 1;            // of a thread block
     int32_t team_units = 1;       // units of a team
-    bool halves = false;          // Exl3Plan
+    bool halves = false;          // Exl3Tiling::halves
     bool waits = false;           // Exl3Plan: no counters, and `partial` holds kMissing
     int32_t stages = 1;           // of a warp's ring of weights: 128 inputs each
     int32_t input_blocks = 1;     // of a team's inputs
@@ -183,60 +183,11 @@ struct Exl3Product {
     int32_t column_blocks = 0;    // and how many
 };
 
-// How a product is launched. Pure host functions of shapes: the same on every machine of a kind.
-struct Exl3Plan {
-    ProductMode mode = ProductMode::leaf;
-    int32_t groups = 1;  // 8-row groups of a tile: 1, 2, 4 or 8; or as `large` says
-    int32_t teams = 1;
-    int32_t team_units = 1;
-    int32_t ranks = 1;
-    // A thread block takes a group and 64 columns: four small teams a leaf each, added at once.
-    bool halves = false;
-    bool rotate_inside = false;
-    // All thread blocks are on the device together, and the last one of a column block waits for
-    // the sums of the others: it looks at them until none is kMissing. Against counting who has
-    // written: no fence, and two ways to memory and back less.
-    bool waits = false;
-    // exl3_large.cuh: kWideGroups or kLargeGroups and 256 columns to a thread block, no teams.
-    bool large = false;
-    // Thread blocks of a multiprocessor at a time, where it gets no more in all; 0: as many as fit.
-    int32_t resident = 0;
-
-    int32_t rows() const { return 8 * groups; }
-    bool wide() const { return large && groups == kWideGroups; }
-    int32_t units_of_rank() const { return halves ? 1 : teams * team_units; }
-    int32_t column_parts() const { return halves ? 2 : 1; }  // thread blocks of 128 columns
-};
-
 // What stands where a sum is missing: a NaN that no addition makes (theirs is 0x7fffffff).
 inline constexpr uint32_t kMissing = 0xffffffffu;
 
-// What of a device decides a plan.
-struct Exl3Device {
-    int32_t processors;  // multiprocessors
-    int32_t shared;      // bytes, the most dynamic shared memory of a thread block
-};
-
-// m rows of one matrix.
-Exl3Plan plan_exl3(const Matrix& w, int64_t m, const Exl3Device& device);
-// pairs (row, slot) of `members` matrices of each of `experts` experts shaped like w; in tiles of
-// 8 * groups rows, or as the pairs ask for with groups 0. gated: the inputs are swiglu of two.
-Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int32_t members,
-                           const Exl3Device& device, int32_t groups = 0, bool gated = false);
-
-// Floats of `partial` and numbers of `counters` that a launch over `tiles` row tiles needs;
-// by_segment: as ProductOut.
-struct Exl3Need {
-    int64_t partial = 0;
-    int64_t counters = 0;
-};
-Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks, int64_t tiles,
-                   int32_t members, bool by_segment);
-
-// The fields of a launch that follow from its plan, and its dynamic shared memory in bytes.
-void apply_plan(Exl3Product& args, const Exl3Plan& plan, const Matrix& w);
-int32_t shared_bytes(const Exl3Product& args, int32_t groups, const Matrix& w);
-// A large plan holds sums of 256 columns, two leaves of inputs, the warps' rings of weights.
+// The shared memory of a thread block of 256 columns holds their sums, two leaves of inputs and the
+// warps' rings of weights.
 constexpr int32_t large_shared_bytes(int32_t bits, int32_t groups) {
     const int32_t inputs = 2 * 8 * groups * exl3::kBlock * 2;
     return large_sum_bytes(groups) + inputs +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An EXL3 product in halves (Exl3Plan::halves): a thread block sums one group of leaves of 64
+// An EXL3 product in halves (Exl3Tiling::halves): a thread block sums one group of leaves of 64
 // columns, so that only a quarter of the sums goes through memory.
 #pragma once
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cut of EXL3 products: what is pure host code of the CUDA backend.
+#include "kernels/cuda/exl3/exl3_plan.h"
+
 #include "kernels/cuda/exl3/exl3_cost.h"
-#include "kernels/cuda/exl3/exl3_product.h"
 
 #include <gtest/gtest.h>
 
@@ -95,8 +96,7 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
         }
         Exl3Product args;
         apply_plan(args, plan, w);
-        EXPECT_LE(int{plan.halves} + int{plan.large}, 1);
-        if (plan.large) {
+        if (plan.large_kernel()) {
             EXPECT_TRUE(plan.groups == kWideGroups || plan.groups == kLargeGroups);
             EXPECT_EQ(plan.teams, 1);
             EXPECT_FALSE(plan.rotate_inside);
@@ -108,11 +108,11 @@ TEST(Exl3Plan, EveryPlanIsWhole) {
         }
         // Who rotates takes all inputs of a team at once, a block of 128 for each warp at most.
         if (plan.rotate_inside) {
-            const int32_t blocks = plan.halves ? 1 : plan.team_units * unit_span(plan.mode);
+            const int32_t blocks = plan.halves() ? 1 : plan.team_units * unit_span(plan.mode);
             EXPECT_EQ(args.input_blocks, std::min<int64_t>(blocks, k_blocks(w)));
-            EXPECT_LE(args.input_blocks, team_warps(plan.halves));
+            EXPECT_LE(args.input_blocks, team_warps(plan.halves()));
         }
-        if (plan.halves) {
+        if (plan.halves()) {
             EXPECT_EQ(plan.mode, ProductMode::group);
             EXPECT_EQ(plan.teams, kGroupLeaves);
             EXPECT_LE(plan.groups, kHalvesGroups);
@@ -144,13 +144,13 @@ TEST(Exl3Plan, ManyRowsTakeLargeTiles) {
     for (int32_t bits = 1; bits <= 8; ++bits) {
         for (const Matrix& w :
              {shape(4096, 8192, 1, bits), shape(8192, 4096, 1, bits), shape(4096, 4096, 1, bits)}) {
-            EXPECT_FALSE(plan_exl3(w, 1, kDevice).large);
+            EXPECT_FALSE(plan_exl3(w, 1, kDevice).large_kernel());
             for (const int64_t m : {9, 16}) {
-                EXPECT_TRUE(plan_exl3(w, m, kDevice).wide()) << m;
+                EXPECT_EQ(plan_exl3(w, m, kDevice).tiling, Exl3Tiling::wide) << m;
             }
             for (const int64_t m : {17, 32, 33, 64, 65, 128, 129, 257, 512, 2048}) {
                 EXPECT_EQ(plan_exl3(w, m, kDevice).groups, kLargeGroups) << m;
-                EXPECT_FALSE(plan_exl3(w, m, without_large(bits)).large) << m;
+                EXPECT_FALSE(plan_exl3(w, m, without_large(bits)).large_kernel()) << m;
                 EXPECT_NE(plan_exl3(w, m, kSmallDevice).groups, kLargeGroups) << m;
             }
         }
@@ -172,7 +172,7 @@ TEST(Exl3Plan, CostsGrowWithTheRows) {
             for (int64_t rows = 1; rows <= 64; ++rows) {
                 const Exl3Plan plan =
                     plan_exl3(w, large ? 512 : 64, large ? kDevice : without_large(w.bits));
-                ASSERT_EQ(plan.large, large);
+                ASSERT_EQ(plan.large_kernel(), large);
                 const Exl3Work work{w, w.n_padded / 128, rows, rows, kDevice, false};
                 const double cost = exl3_cost(plan, work);
                 EXPECT_GE(cost, last);
@@ -185,51 +185,54 @@ TEST(Exl3Plan, CostsGrowWithTheRows) {
 // Shapes that cuda_products_test and cuda_moe_test rely on.
 TEST(Exl3Plan, ShapesOfTestsTakeLargeTiles) {
     for (const int64_t m : {17, 30}) {
-        EXPECT_TRUE(plan_exl3(shape(384, 12800), m, kDevice).wide()) << m;
+        EXPECT_EQ(plan_exl3(shape(384, 12800), m, kDevice).tiling, Exl3Tiling::wide) << m;
         EXPECT_EQ(plan_exl3(shape(384, 12800), m, kDevice).ranks, 1) << m;
         for (const Matrix& w : {shape(2048, 2688), shape(1408, 4224, 4)}) {
-            EXPECT_TRUE(plan_exl3(w, m, kDevice).wide()) << m;
+            EXPECT_EQ(plan_exl3(w, m, kDevice).tiling, Exl3Tiling::wide) << m;
             EXPECT_GT(plan_exl3(w, m, kDevice).ranks, 1) << m;
         }
     }
     for (const int64_t m : {9, 16}) {
-        EXPECT_TRUE(plan_exl3(shape(640, 20096, 4), m, kDevice).wide()) << m;
+        EXPECT_EQ(plan_exl3(shape(640, 20096, 4), m, kDevice).tiling, Exl3Tiling::wide) << m;
         EXPECT_EQ(plan_exl3(shape(640, 20096, 4), m, kDevice).ranks, 1) << m;
     }
     for (const int64_t m : {129, 255, 512, 513}) {
         const Exl3Plan whole = plan_exl3(shape(384, 12800), m, kDevice);
-        EXPECT_TRUE(whole.large && whole.ranks == 1) << m;
+        EXPECT_TRUE(whole.large_kernel() && whole.ranks == 1) << m;
         for (const Matrix& w : {shape(2048, 2688), shape(1664, 2176, 2), shape(1408, 4224, 4)}) {
             const Exl3Plan shared = plan_exl3(w, m, kDevice);
-            EXPECT_TRUE(shared.large && shared.ranks > 1) << m;
+            EXPECT_TRUE(shared.large_kernel() && shared.ranks > 1) << m;
         }
     }
-    EXPECT_TRUE(plan_exl3(shape(640, 4224), 300, kDevice).large);
-    EXPECT_TRUE(plan_exl3_experts(shape(384, 1152, 1, 2), 1400, 3, 2, kDevice).large);
-    EXPECT_TRUE(plan_exl3_experts(shape(640, 640, 1, 2), 336, 24, 2, kDevice).wide());
-    EXPECT_FALSE(plan_exl3_experts(shape(640, 640, 1, 2), 7, 24, 2, kDevice).large);
+    EXPECT_TRUE(plan_exl3(shape(640, 4224), 300, kDevice).large_kernel());
+    EXPECT_TRUE(plan_exl3_experts(shape(384, 1152, 1, 2), 1400, 3, 2, kDevice).large_kernel());
+    EXPECT_EQ(plan_exl3_experts(shape(640, 640, 1, 2), 336, 24, 2, kDevice).tiling,
+              Exl3Tiling::wide);
+    EXPECT_FALSE(plan_exl3_experts(shape(640, 640, 1, 2), 7, 24, 2, kDevice).large_kernel());
     for (const int32_t segments : {1, 4}) {
         const Matrix down = shape(640, 640, segments, 2);
-        EXPECT_TRUE(plan_exl3_experts(down, 336, 24, 1, kDevice, kWideGroups, true).wide());
+        EXPECT_EQ(plan_exl3_experts(down, 336, 24, 1, kDevice, kWideGroups, true).tiling,
+                  Exl3Tiling::wide);
     }
 }
 
 TEST(Exl3Plan, ExpertsTakeLargeTilesWhereTheyHaveTheRows) {
     const Matrix w = shape(4096, 1024, 1, 2);
-    EXPECT_FALSE(plan_exl3_experts(w, 24, 288, 2, kDevice).large);
-    EXPECT_FALSE(plan_exl3_experts(w, 8192, 288, 2, kDevice).large);
-    EXPECT_TRUE(plan_exl3_experts(w, 32768, 288, 2, kDevice).large);
-    EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kSmallDevice).large);
+    EXPECT_FALSE(plan_exl3_experts(w, 24, 288, 2, kDevice).large_kernel());
+    EXPECT_FALSE(plan_exl3_experts(w, 8192, 288, 2, kDevice).large_kernel());
+    EXPECT_TRUE(plan_exl3_experts(w, 32768, 288, 2, kDevice).large_kernel());
+    EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kSmallDevice).large_kernel());
     for (const int64_t pairs : {1024, 4096}) {
         const Exl3Plan plan = plan_exl3_experts(w, pairs, 288, 2, kDevice);
-        EXPECT_TRUE(plan.wide());
+        EXPECT_EQ(plan.tiling, Exl3Tiling::wide);
         EXPECT_EQ(plan.ranks, 1);
-        EXPECT_TRUE(plan_exl3_experts(w, pairs, 288, 1, kDevice, kWideGroups).wide());
-        EXPECT_FALSE(plan_exl3_experts(w, pairs, 288, 1, kDevice, 1).large);
+        EXPECT_EQ(plan_exl3_experts(w, pairs, 288, 1, kDevice, kWideGroups).tiling,
+                  Exl3Tiling::wide);
+        EXPECT_FALSE(plan_exl3_experts(w, pairs, 288, 1, kDevice, 1).large_kernel());
     }
     // Tiles that other kernels share are taken as they are.
-    EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kDevice, 8).large);
-    EXPECT_TRUE(plan_exl3_experts(w, 24, 288, 1, kDevice, kLargeGroups).large);
+    EXPECT_FALSE(plan_exl3_experts(w, 32768, 288, 2, kDevice, 8).large_kernel());
+    EXPECT_TRUE(plan_exl3_experts(w, 24, 288, 1, kDevice, kLargeGroups).large_kernel());
     EXPECT_EQ(plan_exl3_experts(shape(1024, 4096, 4), 24, 288, 1, kDevice, kLargeGroups).mode,
               ProductMode::segment);
 }
@@ -239,14 +242,14 @@ TEST(Exl3Plan, SmallMatricesAreCutFinelyLargeOnesNot) {
     EXPECT_EQ(plan_exl3(shape(4096, 4096), 1, kDevice).mode, ProductMode::group);
     EXPECT_LE(plan_exl3(shape(4096, 77440), 8, kDevice).ranks, 3);
     for (const Matrix& w : {shape(1024, 4096), shape(4096, 1024), shape(4096, 2048)}) {
-        for (const int64_t m : {1, 3, 8, 16}) EXPECT_TRUE(plan_exl3(w, m, kDevice).halves) << m;
+        for (const int64_t m : {1, 3, 8, 16}) EXPECT_TRUE(plan_exl3(w, m, kDevice).halves()) << m;
         for (const int64_t m : {17, 64}) {
-            EXPECT_FALSE(plan_exl3(w, m, without_large(4)).halves) << m;
+            EXPECT_FALSE(plan_exl3(w, m, without_large(4)).halves()) << m;
         }
-        EXPECT_FALSE(plan_exl3_experts(w, 8, 8, 1, kDevice).halves);
+        EXPECT_FALSE(plan_exl3_experts(w, 8, 8, 1, kDevice).halves());
     }
     for (const Matrix& w : {shape(8192, 4096), shape(4096, 8192)}) {
-        EXPECT_FALSE(plan_exl3(w, 16, kDevice).halves);
+        EXPECT_FALSE(plan_exl3(w, 16, kDevice).halves());
     }
 }
 
@@ -296,9 +299,10 @@ TEST(Exl3Plan, ThreadBlocksSpreadBehindAKernel) {
                     const Exl3Plan plan = plan_exl3(shape(k, n), m, device);
                     const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
                     const int64_t columns = n / 128 * tiles * plan.column_parts();
-                    const int64_t blocks = (plan.large ? (columns + 1) / 2 : columns) * plan.ranks;
+                    const int64_t blocks =
+                        (plan.large_kernel() ? (columns + 1) / 2 : columns) * plan.ranks;
                     const int64_t each = (blocks + kProcessors - 1) / kProcessors;
-                    const bool fit = each <= (plan.wide() ? kWideResident : 1);
+                    const bool fit = each <= (plan.tiling == Exl3Tiling::wide ? kWideResident : 1);
                     EXPECT_EQ(plan.resident, fit && !plan.rotate_inside ? each : 0);
                 }
             }
@@ -380,7 +384,7 @@ TEST(Exl3Plan, ScratchHoldsEveryUnit) {
     EXPECT_EQ(need.counters, 10);
     EXPECT_EQ(need.partial, 10 * 3 * 64 * 128);
     // Large tiles: every group where ranks share the inputs, else what the tree of four waits for.
-    plan.large = true;
+    plan.tiling = Exl3Tiling::large;
     plan.groups = kLargeGroups;
     plan.ranks = 3;
     EXPECT_EQ(exl3_need(plan, shape(1536, 640), 5, 2, 1, false).partial, 10 * 3 * 128 * 128);
