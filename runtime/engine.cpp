@@ -169,16 +169,13 @@ void Engine::prefill() {
     int32_t room = options_.max_batched_tokens;
     for (Sequence& sequence : running_) {
         if (!sequence.prefilling()) continue;
-        const auto left = static_cast<int32_t>(sequence.prompt_size()) - sequence.position;
-        const int32_t take =
-            left <= room
-                ? left
-                : (sequence.position + room) / kPrefillGrid * kPrefillGrid - sequence.position;
-        if (take <= 0) break;
+        const int32_t take = prefill_chunk(sequence.prompt_size(), sequence.position, room);
+        if (take == 0) break;
+        const bool ends = sequence.position + take == sequence.prompt_size();
         const auto* first = sequence.prompt.tokens.data() + sequence.position;
         batch_.add(sequence.slot, sequence.position, 0, {first, static_cast<size_t>(take)},
-                   take == left ? Logits::last : Logits::none);
-        if (take == left) complete.push_back(&sequence);
+                   ends ? Logits::last : Logits::none);
+        if (ends) complete.push_back(&sequence);
         sequence.position += take;
         room -= take;
     }

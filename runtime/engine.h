@@ -12,6 +12,7 @@
 #include "runtime/drafter.h"
 #include "runtime/model/step_batch.h"
 #include "runtime/model/target_model.h"
+#include "runtime/prefill_plan.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/position.h"
 #include "runtime/sampling/sampler.h"
@@ -44,10 +45,6 @@ struct EngineOptions {
     const Tokenizer* tokenizer = nullptr;  // for stop strings; nullptr: they are record errors
     StepWay steps = StepWay::recorded;
 };
-
-// Chunks of a prompt end at multiples of this, counted from its own first token, so that a chunked
-// prefill does not depend on the pass it ran in.
-inline constexpr int32_t kPrefillGrid = 64;
 
 struct EngineStats {
     int64_t steps = 0;  // passes

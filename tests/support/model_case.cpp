@@ -87,7 +87,7 @@ std::vector<float> ModelCase::prefill(int32_t slot, std::span<const int32_t> tok
 }
 
 EngineOptions ModelCase::engine_options(int32_t k) const {
-    return {.max_batched_tokens = model_->limits().max_rows / kPrefillGrid * kPrefillGrid,
+    return {.max_batched_tokens = static_cast<int32_t>(prefill_floor(model_->limits().max_rows)),
             .k = k,
             .known_tokens = config_.vocab_size,
             .eos = config_.eos_token_ids};
