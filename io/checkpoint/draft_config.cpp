@@ -137,6 +137,16 @@ void read_taps(const JsonObject& dflash, DraftConfig& config) {
 
 }  // namespace
 
+DrafterKind read_drafter_kind(const std::filesystem::path& folder) {
+    const auto file = folder / "config.json";
+    const json document = read_json(file, kMaxFile);
+    const JsonObject top(document, file.string());
+    if (!top.has("dflash_config")) {
+        top.fail("dflash_config", "the fields of a DFlash or DFlash2 drafter");
+    }
+    return DrafterKind::dflash;
+}
+
 DraftConfig read_draft_config(const std::filesystem::path& folder) {
     const auto file = folder / "config.json";
     const json document = read_json(file, kMaxFile);

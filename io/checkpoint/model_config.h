@@ -73,8 +73,11 @@ struct DraftConfig {
     int64_t selector_top_k = 0;
 };
 
+enum class DrafterKind : uint8_t { dflash };  // DFlash v1 and DFlash2
+
 // Read FOLDER/config.json. Errors: Error{input} naming file, field, expected and found.
 ModelConfig read_model_config(const std::filesystem::path& folder);
+DrafterKind read_drafter_kind(const std::filesystem::path& folder);
 DraftConfig read_draft_config(const std::filesystem::path& folder);
 
 }  // namespace quadrille

@@ -3,16 +3,17 @@
 // together, before anything is loaded; then both in a backend's memory.
 #pragma once
 
-#include "drafter/dflash2/dflash2.h"
-#include "drafter/dflash2/draft_plan.h"
+#include "drafter/make_drafter.h"
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/safetensors.h"
 #include "kernels/backend.h"
+#include "runtime/drafter.h"
 #include "runtime/model/target_model.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/position.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -42,11 +43,11 @@ class JobModels {
 
     const ModelConfig& config() const { return config_; }
     const Checkpoint& checkpoint() const { return checkpoint_; }
-    bool drafts() const { return draft_config_.has_value(); }
-    // Both need a drafter.
-    const DraftConfig& draft_config() const { return *draft_config_; }
-    const Checkpoint& draft_checkpoint() const { return *draft_checkpoint_; }
-    const DraftPlan& draft_plan() const { return *draft_plan_; }
+    bool drafts() const { return drafter_files_.has_value(); }
+    // These need a drafter.
+    const DraftConfig& draft_config() const { return drafter_files_->config; }
+    const Checkpoint& draft_checkpoint() const { return drafter_files_->checkpoint; }
+    const DraftPlan& draft_plan() const { return drafter_files_->plan; }
 
     // Error{input} for tensors. `known_tokens`: ids from here on are never drafted. Not collective;
     // backend, communicator and position outlive this.
@@ -54,17 +55,14 @@ class JobModels {
               int64_t known_tokens);
     // Once loaded.
     TargetModel& target() { return *target_; }
-    DFlash2* drafter() { return drafter_ ? &*drafter_ : nullptr; }
+    Drafter* drafter() { return drafter_.get(); }  // nullptr: none
 
   private:
-    DraftPlacement placement_;
     ModelConfig config_;
     Checkpoint checkpoint_;
-    std::optional<DraftConfig> draft_config_;  // absent: no drafter
-    std::optional<Checkpoint> draft_checkpoint_;
-    std::optional<DraftPlan> draft_plan_;
+    std::optional<DrafterFiles> drafter_files_;  // absent: no drafter
     std::optional<TargetModel> target_;
-    std::optional<DFlash2> drafter_;
+    std::unique_ptr<Drafter> drafter_;
 };
 
 }  // namespace quadrille
