@@ -134,6 +134,12 @@ View<const float> TargetModel::forward(const PassInputs& pass) {
     return logits;
 }
 
+void TargetModel::final_hidden(View<float> out, int64_t first) const {
+    const View<const float> rows = streams_.first(rows_).slice_rows(first, out.rows);
+    backend_.stream_mean(out, rows, hyper_.streams);
+    backend_.rms_norm(out, out, final_norm_, hyper_.norm_eps);
+}
+
 void TargetModel::flush(int32_t slot, int32_t pending, bool fresh) const {
     for (const Layer& layer : layers_) {
         if (layer.kda) layer.kda->flush(slot, pending, fresh);

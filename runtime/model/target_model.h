@@ -50,6 +50,10 @@ class TargetModel {
     // (logit_count, hidden): final norm of the rows that wanted logits.
     View<const float> hidden() const { return hidden_.first(logit_count_); }
 
+    // out (rows, hidden): rows of the last forward from `first` on, after the final norm, whether
+    // or not they wanted logits.
+    void final_hidden(View<float> out, int64_t first) const;
+
     // Applies a sequence's pending rows, so that the stored state is that of plain decoding.
     void flush(int32_t slot, int32_t pending, bool fresh) const;
     // Every state of a slot up to `length` tokens, layer by layer, for comparison.
