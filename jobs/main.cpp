@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one program: reads the command line, chooses the job, turns an error into one printed line
-// and its exit code. `generate` and `bench` run on MPI ranks; every other job is one process and
-// never touches MPI. A job is offered once it is listed in kOffered and has its line below.
-#include "jobs/bench/bench.h"
-#include "jobs/files/inspect.h"
-#include "jobs/files/pack.h"
-#include "jobs/files/unpack.h"
-#include "jobs/generate/generate.h"
-#include "jobs/options/options.h"
+// and its exit code. A job on ranks starts MPI; every other job is one process and never touches
+// it. Which jobs there are: job_table.cpp.
+#include "jobs/job_table.h"
+#include "jobs/options/environment.h"
+#include "jobs/options/parser.h"
 #include "kernels/error.h"
 #include "runtime/ranks/agree.h"
 #include "runtime/ranks/launcher.h"
@@ -16,20 +13,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <exception>
+#include <span>
 #include <string>
-#include <string_view>
+#include <variant>
 #include <vector>
 
 namespace quadrille {
 namespace {
-
-constexpr std::array<std::string_view, 5> kOffered = {"generate", "bench", "inspect", "pack",
-                                                      "unpack"};
-
-constexpr std::array<std::string_view, 3> kAlone = {"inspect", "pack", "unpack"};
 
 int show(const ShowText& text) {
     std::fputs(text.text.c_str(), stdout);
@@ -41,28 +33,13 @@ int report(const Error& error) {
     return error.exit_code();
 }
 
-// Jobs of one process: a line each.
-int run_alone(const Command& command) {
-    if (const auto* text = std::get_if<ShowText>(&command)) return show(*text);
-    if (const auto* inspect = std::get_if<InspectOptions>(&command)) return run_inspect(*inspect);
-    if (const auto* pack = std::get_if<PackOptions>(&command)) return run_pack(*pack);
-    if (const auto* unpack = std::get_if<UnpackOptions>(&command)) return run_unpack(*unpack);
-    throw Error(ErrorKind::internal, "a job that is offered but not linked in");
-}
-
-// Jobs on ranks. Start-up errors are agreed on inside; what a job throws after its start-up it
-// ends itself, through Fatal.
-int run_on_ranks(const Command& command, MpiSession& session, Launcher launcher) {
+// Start-up errors are agreed on inside; what a job throws after its start-up it ends itself,
+// through Fatal.
+int run_on_ranks(const Command& command, const RankStart& start) {
     if (const auto* text = std::get_if<ShowText>(&command)) {
-        return session.rank() == 0 ? show(*text) : text->code;
+        return start.session.rank() == 0 ? show(*text) : text->code;
     }
-    if (const auto* generate = std::get_if<GenerateOptions>(&command)) {
-        return run_generate(*generate, session, launcher);
-    }
-    if (const auto* bench = std::get_if<BenchOptions>(&command)) {
-        return run_bench(*bench, session);
-    }
-    throw Error(ErrorKind::internal, "a job that is offered but not linked in");
+    return std::get<ChosenJob>(command).job->run(&start);
 }
 
 void broadcast(Communicator& world, std::vector<std::string>& words) {
@@ -80,15 +57,15 @@ void broadcast(Communicator& world, std::vector<std::string>& words) {
 
 // Command line and environment of rank 0 count on every rank: mpirun does not carry the
 // environment to other hosts.
-int start_ranks(Invocation invocation) {
+int start_ranks(Invocation invocation, std::span<const JobRow> table) {
     const Launcher launcher;
     MpiSession session;
     try {
         broadcast(session.world(), invocation.arguments);
         broadcast(session.world(), invocation.environment);
         const Command command = agree(session.world(), "command line",
-                                      [&] { return parse_command(invocation, kOffered); });
-        return run_on_ranks(command, session, launcher);
+                                      [&] { return parse_command(invocation, table); });
+        return run_on_ranks(command, {session, launcher});
     } catch (const AgreedError& error) {
         if (session.rank() != 0) return error.exit_code();
         return report(error);
@@ -99,15 +76,18 @@ int start_ranks(Invocation invocation) {
 }
 
 int start(const Invocation& invocation) {
-    const bool alone = !invocation.arguments.empty() &&
-                       std::ranges::find(kAlone, invocation.arguments.front()) != kAlone.end();
+    const std::vector<JobRow> table = job_table();
+    const bool alone = std::ranges::any_of(table, [&](const JobRow& row) {
+        return !row.on_ranks && !invocation.arguments.empty() &&
+               row.name == invocation.arguments.front();
+    });
     if (alone || !launched_with_others()) {
-        const Command command = parse_command(invocation, kOffered);
-        const bool on_ranks = std::holds_alternative<GenerateOptions>(command) ||
-                              std::holds_alternative<BenchOptions>(command);
-        if (!on_ranks) return run_alone(command);
+        const Command command = parse_command(invocation, table);
+        if (const auto* text = std::get_if<ShowText>(&command)) return show(*text);
+        const auto& chosen = std::get<ChosenJob>(command);
+        if (!chosen.on_ranks) return chosen.job->run(nullptr);
     }
-    return start_ranks(invocation);
+    return start_ranks(invocation, table);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "jobs/common/backend_choice.h"
 #include "jobs/common/job_models.h"
 #include "jobs/common/provenance.h"
+#include "jobs/common/version.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
 #include "kernels/backend.h"
@@ -137,12 +138,12 @@ void BenchJob::read_prompts() {
         const int64_t records = options_.limit > 0 ? options_.limit : most_records();
         prompts_ = made_up_prompts(records, options_.prompt_tokens, shape_.known_tokens);
     } else {
-        GenerateOptions file;
-        file.target = options_.target;
-        file.limit = options_.limit;
-        file.prompts = {options_.prompts};
-        const PromptFiles files(file);
-        RecordSource source(file, files.paths(), config.vocab_size, tokenizer.get());
+        PromptSourceOptions chosen;
+        chosen.prompts = {options_.prompts};
+        chosen.limit = options_.limit;
+        const PromptFiles files(chosen, options_.target);
+        RecordSource source(chosen, files.paths(), options_.target, config.vocab_size,
+                            tokenizer.get());
         source.set_context(config.max_position_embeddings);
         prompts_ = source.read(0, source.record_count());
     }
@@ -387,8 +388,8 @@ std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t voc
     return prompts;
 }
 
-int run_bench(const BenchOptions& options, MpiSession& session) {
-    return BenchJob(options, session).run();
+int run_bench(const BenchOptions& options, const RankStart& start) {
+    return BenchJob(options, start.session).run();
 }
 
 }  // namespace quadrille

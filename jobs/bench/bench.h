@@ -5,8 +5,8 @@
 #pragma once
 
 #include "io/records.h"
-#include "jobs/options/options.h"
-#include "runtime/ranks/mpi.h"
+#include "jobs/bench/bench_options.h"
+#include "jobs/options/job.h"
 
 #include <cstdint>
 #include <vector>
@@ -15,7 +15,7 @@ namespace quadrille {
 
 // The exit code. Start-up errors are thrown on all ranks alike (AgreedError); later ones end the
 // job through Fatal: Error{internal} where two runs wrote different tokens (after the report).
-int run_bench(const BenchOptions& options, MpiSession& session);
+int run_bench(const BenchOptions& options, const RankStart& start);
 
 // `records` prompts of `tokens` ids below `vocabulary`, uniform, the same for ever.
 std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t vocabulary);

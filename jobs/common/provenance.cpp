@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/common/provenance.h"
 
+#include "jobs/common/version.h"
 #include "kernels/exl3.h"
 #include "runtime/ranks/mpi.h"
 

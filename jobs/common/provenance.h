@@ -6,7 +6,7 @@
 #include "io/checkpoint/safetensors.h"
 #include "io/h5/h5.h"
 #include "io/text/tokenizer.h"
-#include "jobs/options/options.h"
+#include "jobs/generate/generate_options.h"
 #include "kernels/backend.h"
 
 #include <cstdint>

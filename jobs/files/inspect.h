@@ -3,7 +3,7 @@
 // the jobs that use it do: what they would refuse is the same Error here.
 #pragma once
 
-#include "jobs/options/options.h"
+#include "jobs/files/files_options.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -2,7 +2,7 @@
 // pack: text lines and JSON lines to prompts.h5.
 #pragma once
 
-#include "jobs/options/options.h"
+#include "jobs/files/files_options.h"
 
 #include <cstdint>
 #include <string>

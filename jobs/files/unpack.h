@@ -3,7 +3,7 @@
 #pragma once
 
 #include "io/records.h"
-#include "jobs/options/options.h"
+#include "jobs/files/files_options.h"
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -348,7 +348,7 @@ int GenerateJob::end(const EngineStats& stats, Stop stop) {
         }
     }
     if (run.resumable()) return kResumable;
-    return options_.fail_on_error && run.errors > 0 ? 1 : 0;
+    return options_.fail_on_error && run.errors > 0 ? kRecordErrors : kSuccess;
 }
 
 void GenerateJob::finish(const EngineStats& stats) {
@@ -383,8 +383,8 @@ int GenerateJob::run() {
 
 }  // namespace
 
-int run_generate(const GenerateOptions& options, MpiSession& session, Launcher launcher) {
-    return GenerateJob(options, session, launcher).run();
+int run_generate(const GenerateOptions& options, const RankStart& start) {
+    return GenerateJob(options, start.session, start.launcher).run();
 }
 
 }  // namespace quadrille

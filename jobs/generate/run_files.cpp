@@ -18,9 +18,10 @@ RunFiles::RunFiles(const GenerateOptions& options, const Model& model, Log& log,
     : options_(options), model_(model), log_(log), before_commit_(std::move(before_commit)) {
     const bool with_tokenizer = has_tokenizer(options_.target) && text_supported();
     if (with_tokenizer) tokenizer_ = make_tokenizer(options_.target);
-    prompt_files_.emplace(options_);
+    prompt_files_.emplace(options_, options_.target);
     for (const std::string& notice : prompt_files_->notices()) log_.notice(notice);
-    source_.emplace(options_, prompt_files_->paths(), model_.config.vocab_size, tokenizer_.get());
+    source_.emplace(options_, prompt_files_->paths(), options_.target, model_.config.vocab_size,
+                    tokenizer_.get());
     for (const std::string& notice : source_->notices()) log_.notice(notice);
 }
 

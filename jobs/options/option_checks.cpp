@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/options/option_checks.h"
 
+#include "kernels/error.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -128,6 +130,14 @@ CLI::Validator time_value(int64_t low) {
                 text);
         },
         "");
+}
+
+void fail_usage(const std::string& message) {
+    throw Error(ErrorKind::usage, message);
+}
+
+void need(bool given, const char* flag, const char* wanted) {
+    if (!given) fail_usage(fmt::format("{}: expected {}, found nothing", flag, wanted));
 }
 
 }  // namespace quadrille

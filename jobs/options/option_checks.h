@@ -3,8 +3,6 @@
 // was found, and the forms of values that are no plain numbers.
 #pragma once
 
-#include "jobs/options/options.h"
-
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
@@ -15,6 +13,13 @@
 
 namespace quadrille {
 
+// Every count-th prompt, the index-th first.
+struct Shard {
+    int64_t index = 0;
+    int64_t count = 1;
+};
+
+inline constexpr int64_t kMaxTokens = int64_t{1} << 24;  // that a flag may ask for
 inline constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 CLI::Validator integer(int64_t low, int64_t high);  // high kAny: no upper bound
@@ -30,5 +35,10 @@ CLI::Validator time_value(int64_t low);  // parse_time, at least `low` seconds
 std::optional<Shard> parse_shard(const std::string& text);
 // Seconds in "90", "90s", "45m", "2h", "1d" or "1:30:00" (hours, minutes, seconds).
 std::optional<int64_t> parse_time(const std::string& text);
+
+// Throws Error{usage}.
+[[noreturn]] void fail_usage(const std::string& message);
+// fail_usage where `flag` was not given.
+void need(bool given, const char* flag, const char* wanted);
 
 }  // namespace quadrille

@@ -46,9 +46,9 @@ const fs::path& PromptFiles::Scratch::folder() {
     return folder_;
 }
 
-PromptFiles::PromptFiles(const GenerateOptions& options) {
+PromptFiles::PromptFiles(const PromptSourceOptions& options, const std::string& target) {
     for (const std::string& input : options.prompts) {
-        paths_.push_back(holds_lines(input) ? pack_lines(input, options.target) : input);
+        paths_.push_back(holds_lines(input) ? pack_lines(input, target) : input);
     }
     if (!options.prompt_texts.empty()) paths_.push_back(pack_texts(options.prompt_texts));
 }

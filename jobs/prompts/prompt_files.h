@@ -4,7 +4,7 @@
 // by the rules of `quadrille pack`.
 #pragma once
 
-#include "jobs/options/options.h"
+#include "jobs/prompts/prompt_source_options.h"
 
 #include <filesystem>
 #include <string>
@@ -14,9 +14,9 @@ namespace quadrille {
 
 class PromptFiles {
   public:
-    // One file for each of options.prompts, then one for all of options.prompt_texts. Errors: those
-    // of pack.
-    explicit PromptFiles(const GenerateOptions& options);
+    // One file for each of options.prompts, then one for all of options.prompt_texts. `target`: the
+    // checkpoint whose tokenizer is used where lines need one. Errors: those of pack.
+    PromptFiles(const PromptSourceOptions& options, const std::string& target);
 
     const std::vector<std::string>& paths() const { return paths_; }
     const std::vector<std::string>& notices() const { return notices_; }

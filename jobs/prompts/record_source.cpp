@@ -17,7 +17,8 @@ constexpr int64_t kSlice = 1024;  // records read at once where all are looked a
 
 }  // namespace
 
-RecordSource::RecordSource(const GenerateOptions& options, const std::vector<std::string>& paths,
+RecordSource::RecordSource(const PromptSourceOptions& options,
+                           const std::vector<std::string>& paths, const std::string& target,
                            int64_t vocab_size, const Tokenizer* tokenizer)
     : tokenizer_(tokenizer),
       limits_{.vocab_size = vocab_size, .context = 0},
@@ -31,13 +32,13 @@ RecordSource::RecordSource(const GenerateOptions& options, const std::vector<std
                             : reader.options().has_stop_text() ? "the prompts have stop_text"
                                                                : nullptr;
         if (needs == nullptr || tokenizer_ != nullptr) continue;
-        throw Error(ErrorKind::input, fmt::format("{}: {} and {} has no tokenizer.json", name,
-                                                  needs, options.target));
+        throw Error(ErrorKind::input,
+                    fmt::format("{}: {} and {} has no tokenizer.json", name, needs, target));
     }
     list_records(options);
 }
 
-void RecordSource::list_records(const GenerateOptions& options) {
+void RecordSource::list_records(const PromptSourceOptions& options) {
     int64_t prompt = 0;  // counted over all files
     for (size_t source = 0; source < files_.size(); ++source) {
         const int64_t count = files_[source]->reader.record_count();

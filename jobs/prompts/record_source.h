@@ -6,7 +6,7 @@
 
 #include "io/prompts/prompt_reader.h"
 #include "io/text/tokenizer.h"
-#include "jobs/options/options.h"
+#include "jobs/prompts/prompt_source_options.h"
 
 #include <cstdint>
 #include <memory>
@@ -17,10 +17,10 @@ namespace quadrille {
 
 class RecordSource {
   public:
-    // `paths`: prompts.h5 files, options.prompts first. `tokenizer` may be nullptr: text prompts
-    // and stop strings are an Error{input} then.
-    RecordSource(const GenerateOptions& options, const std::vector<std::string>& paths,
-                 int64_t vocab_size, const Tokenizer* tokenizer);
+    // `paths`: prompts.h5 files, options.prompts first. `tokenizer`: that of the checkpoint
+    // `target`, or nullptr: text prompts and stop strings are an Error{input} then.
+    RecordSource(const PromptSourceOptions& options, const std::vector<std::string>& paths,
+                 const std::string& target, int64_t vocab_size, const Tokenizer* tokenizer);
 
     // Ascending; a record is named by its place among them.
     const std::vector<RecordKey>& keys() const { return keys_; }
@@ -52,7 +52,7 @@ class RecordSource {
         PromptReader reader;
     };
 
-    void list_records(const GenerateOptions& options);
+    void list_records(const PromptSourceOptions& options);
     // Prompts first, first + 1, … of a file.
     std::vector<Prompt> load(int32_t source, int64_t first, int64_t count) const;
     void set_sample(Prompt& prompt, const RecordKey& key) const;

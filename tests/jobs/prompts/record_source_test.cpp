@@ -37,7 +37,9 @@ class RecordSourceTest : public testing::Test {
         options_.prompts.push_back((folder_ / name).string());
         return options_.prompts.back();
     }
-    RecordSource open() const { return RecordSource(options_, options_.prompts, 100, nullptr); }
+    RecordSource open() const {
+        return RecordSource(options_, options_.prompts, "MODEL", 100, nullptr);
+    }
     // "source:index:sample …"
     static std::string list(const std::vector<Prompt>& prompts) {
         std::string text;
@@ -57,7 +59,7 @@ class RecordSourceTest : public testing::Test {
     }
 
     TempFolder folder_;
-    GenerateOptions options_;
+    PromptSourceOptions options_;
 };
 
 TEST_F(RecordSourceTest, ListsFilesPromptsAndSamplesInOrder) {
@@ -137,7 +139,6 @@ TEST_F(RecordSourceTest, KnowsTheWidestLogprobsAndStopStrings) {
     options_.record.logprobs = 8;  // the flag, for records without a value
     EXPECT_EQ(open().largest_logprobs(), 8);
     make("c.h5", 1, [](int64_t, PromptRecord& record) { record.stop_text = {"end"}; });
-    options_.target = "MODEL";
     expect_error(ErrorKind::input, {"c.h5", "stop_text", "MODEL has no tokenizer.json"},
                  [&] { open(); });
 }

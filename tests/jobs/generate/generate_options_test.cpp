@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line: defaults, every check of every option, environment against flags.
-#include "jobs/options/options.h"
+// The options of generate: defaults, every check of every option, environment against flags.
+#include "jobs/generate/generate_options.h"
 
 #include "io/prompts/option_table.h"
 #include "kernels/error.h"
@@ -10,15 +10,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 
 namespace quadrille {
 namespace {
 
-using test::kAll;
-using test::parse;
+using test::parse_as;
 using test::usage_error;
 using test::Words;
 
@@ -29,10 +27,10 @@ Words generate_with(const Words& more) {
 }
 
 GenerateOptions generate(const Words& more, const Words& environment = {}) {
-    return std::get<GenerateOptions>(parse(generate_with(more), environment));
+    return parse_as<GenerateOptions>(generate_with(more), environment);
 }
 
-TEST(Options, GenerateHasTheDocumentedDefaults) {
+TEST(GenerateFlags, HaveTheDocumentedDefaults) {
     const GenerateOptions options = generate({});
     EXPECT_EQ(options.target, "T");
     EXPECT_EQ(options.draft, "none");
@@ -60,7 +58,7 @@ TEST(Options, GenerateHasTheDocumentedDefaults) {
     EXPECT_EQ(options.command_line, "quadrille generate --target T --prompts p.h5 --out g.h5");
 }
 
-TEST(Options, GenerateTakesEveryFlag) {
+TEST(GenerateFlags, SetWhatTheyName) {
     const GenerateOptions options = generate({"--draft=D",
                                               "--k",
                                               "3",
@@ -106,26 +104,26 @@ TEST(Options, GenerateTakesEveryFlag) {
                 options.fail_on_error && options.eager && options.dry_run);
 }
 
-TEST(Options, SeveralPromptFilesKeepTheirOrder) {
-    const auto options = std::get<GenerateOptions>(
-        parse({"generate", "--prompts", "b", "a", "--target", "T", "--out", "o"}));
+TEST(GenerateFlags, SeveralPromptFilesKeepTheirOrder) {
+    const auto options = parse_as<GenerateOptions>(
+        {"generate", "--prompts", "b", "a", "--target", "T", "--out", "o"});
     EXPECT_EQ(options.prompts, (Words{"b", "a"}));
-    const auto texts = std::get<GenerateOptions>(
-        parse({"generate", "--prompt", "one two", "--prompt", "b", "--target", "T", "--out", "o"}));
+    const auto texts = parse_as<GenerateOptions>(
+        {"generate", "--prompt", "one two", "--prompt", "b", "--target", "T", "--out", "o"});
     EXPECT_EQ(texts.prompt_texts, (Words{"one two", "b"}));
 }
 
-TEST(Options, DraftsPerStepDefaultToTwoWithADrafter) {
+TEST(GenerateFlags, DraftsPerStepDefaultToTwoWithADrafter) {
     EXPECT_EQ(generate({"--draft", "D"}).k, 2);
     EXPECT_EQ(generate({"--draft", "D", "--k", "0"}).k, 0);
 }
 
-TEST(Options, EnvironmentFillsOptionsAndFlagsWin) {
+TEST(GenerateFlags, EnvironmentFillsOptionsAndFlagsWin) {
     const Words environment = {"EXL3_MODEL=M",   "DFLASH_DRAFT=D",
                                "DFLASH_K=5",     "MAX_NUM_BATCHED_TOKENS=130",
                                "MAX_NUM_SEQS=3", "CUDA_GRAPHS=0"};
     const auto filled =
-        std::get<GenerateOptions>(parse({"generate", "--prompts", "p", "--out", "o"}, environment));
+        parse_as<GenerateOptions>({"generate", "--prompts", "p", "--out", "o"}, environment);
     EXPECT_EQ(filled.target, "M");
     EXPECT_EQ(filled.draft, "D");
     EXPECT_EQ(filled.k, 5);
@@ -142,11 +140,11 @@ TEST(Options, EnvironmentFillsOptionsAndFlagsWin) {
     EXPECT_EQ(given.max_seqs, 7);
 }
 
-TEST(Options, EnvironmentOfNoUseIsLeftAlone) {
+TEST(GenerateFlags, EnvironmentOfNoUseIsLeftAlone) {
     EXPECT_EQ(generate({}, {"MAX_NUM_SEQS=", "EXL3_MODEL="}).max_seqs, 16);
     EXPECT_EQ(generate({"--max-seqs", "2"}, {"MAX_NUM_SEQS=abc"}).max_seqs, 2);
     EXPECT_FALSE(generate({}, {"CUDA_GRAPHS=1"}).eager);
-    EXPECT_NO_THROW(parse({"inspect", "f"}, {"MAX_NUM_SEQS=abc", "CUDA_GRAPHS=x"}));
+    EXPECT_NO_THROW(test::parse({"inspect", "f"}, {"MAX_NUM_SEQS=abc", "CUDA_GRAPHS=x"}));
 }
 
 struct Bad {
@@ -163,7 +161,7 @@ TEST_P(BadValue, NamesFlagExpectedAndFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Options, BadValue,
+    GenerateFlags, BadValue,
     testing::Values(
         Bad{{"--k", "64"}, "--k: expected an integer from 0 to 63, found '64'"},
         Bad{{"--k", "-1"}, "--k: expected an integer from 0 to 63, found '-1'"},
@@ -192,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{}, "DFLASH_K: expected an integer from 0 to 63, found 'x'", {"DFLASH_K=x"}},
         Bad{{}, "CUDA_GRAPHS: expected 0 or 1, found 'yes'", {"CUDA_GRAPHS=yes"}}));
 
-TEST(Options, TimesHaveUnitsOrColons) {
+TEST(GenerateFlags, TimesHaveUnitsOrColons) {
     const std::pair<const char*, int64_t> good[] = {
         {"90", 90},        {"90s", 90},           {"45m", 2700},
         {"2h", 7200},      {"1d", 86400},         {"1:30", 90},
@@ -214,7 +212,7 @@ TEST(Options, TimesHaveUnitsOrColons) {
               "--watchdog: expected 0 (off) or at least 4 s, found 3");
 }
 
-TEST(Options, LockingIsThatOfHdf5) {
+TEST(GenerateFlags, LockingIsThatOfHdf5) {
     EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=FALSE"}).locking, Locking::off);
     EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=0"}).locking, Locking::off);
     EXPECT_EQ(generate({}, {"HDF5_USE_FILE_LOCKING=BEST_EFFORT"}).locking, Locking::best_effort);
@@ -245,7 +243,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{"--shard", "1/2/3"}, "--shard: expected I/N with 0 <= I < N, found '1/2/3'"},
         Bad{{"--shard", "0/0"}, "--shard: expected I/N with 0 <= I < N, found '0/0'"}));
 
-TEST(Options, EveryRecordFlagHasItsTypeAndRange) {
+TEST(GenerateFlags, EveryRecordFlagHasItsTypeAndRange) {
     const auto bad = [](const std::string& name, const std::string& value) {
         std::string flag = "--" + name;
         std::ranges::replace(flag, '_', '-');
@@ -271,7 +269,7 @@ TEST(Options, EveryRecordFlagHasItsTypeAndRange) {
     }
 }
 
-TEST(Options, SamplingFlagsSetWhatTheyName) {
+TEST(GenerateFlags, SamplingFlagsSetWhatTheyName) {
     const RecordOptions usual;
     const GenerateOptions plain = generate({});
     EXPECT_EQ(plain.record.top_p, usual.top_p);
@@ -298,67 +296,11 @@ TEST(Options, SamplingFlagsSetWhatTheyName) {
     EXPECT_EQ(options.shard.count, 5);
 }
 
-TEST(Options, MissingOnesAreNamed) {
+TEST(GenerateFlags, MissingOnesAreNamed) {
     EXPECT_EQ(usage_error({"generate"}),
               "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
     EXPECT_EQ(usage_error({"generate", "--target", "T"}),
               "--prompts: expected at least one prompts file (or --prompt TEXT), found nothing");
-    EXPECT_EQ(usage_error({"pack", "a.txt"}), "--out: expected an output file, found nothing");
-    EXPECT_EQ(usage_error({"inspect"}),
-              "inspect: expected at least one file or folder, found nothing");
-    EXPECT_EQ(usage_error({"unpack"}),
-              "unpack: expected at least one generations file, found nothing");
-}
-
-TEST(Options, UnknownSubcommandsAreNamed) {
-    EXPECT_EQ(usage_error({"generat"}), "unknown subcommand 'generat' (see quadrille --help)");
-    EXPECT_EQ(usage_error({"--frob"}), "unknown subcommand '--frob' (see quadrille --help)");
-}
-
-TEST(Options, OnlyOfferedSubcommandsExist) {
-    constexpr std::array<std::string_view, 1> only = {"inspect"};
-    EXPECT_THROW(parse_command({{"pack", "x", "--out", "y"}, {}}, only), Error);
-    EXPECT_NO_THROW(parse_command({{"inspect", "x"}, {}}, only));
-}
-
-TEST(Options, OtherJobsTakeTheirFlags) {
-    const auto inspect = std::get<InspectOptions>(parse({"inspect", "a", "b", "--limit", "0"}));
-    EXPECT_EQ(inspect.paths, (Words{"a", "b"}));
-    EXPECT_EQ(inspect.limit, 0);
-    const auto pack = std::get<PackOptions>(
-        parse({"pack", "a", "--out", "o", "--format", "jsonl"}, {"EXL3_MODEL=M"}));
-    EXPECT_EQ(pack.inputs, Words{"a"});
-    EXPECT_EQ(pack.out, "o");
-    EXPECT_EQ(pack.target, "M");
-    EXPECT_EQ(pack.format, "jsonl");
-    const auto unpack = std::get<UnpackOptions>(parse({"unpack", "a", "--target", "T"}));
-    EXPECT_EQ(unpack.out, "-");
-    EXPECT_EQ(unpack.target, "T");
-}
-
-TEST(Options, NoArgumentsShowHelpAsAnError) {
-    const auto text = std::get<ShowText>(parse({}));
-    EXPECT_EQ(text.code, 2);
-    EXPECT_NE(text.text.find("generate"), std::string::npos);
-}
-
-TEST(Options, VersionNamesTheProgram) {
-    const auto text = std::get<ShowText>(parse({"--version"}));
-    EXPECT_EQ(text.code, 0);
-    EXPECT_EQ(text.text.find("quadrille 0."), 0u);
-}
-
-TEST(Options, HelpFitsAScreen) {
-    for (const char* command : {"generate", "bench", "inspect", "pack", "unpack"}) {
-        const auto text = std::get<ShowText>(parse({command, "--help"}));
-        EXPECT_EQ(text.code, 0);
-        EXPECT_LE(std::ranges::count(text.text, '\n'), 48) << text.text;
-        size_t column = 0;
-        for (const char letter : text.text) {
-            column = letter == '\n' ? 0 : column + 1;
-            ASSERT_LE(column, 79u) << text.text;
-        }
-    }
 }
 
 }  // namespace

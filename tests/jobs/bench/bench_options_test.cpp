@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flags of bench: defaults, every flag, bad values.
-#include "jobs/options/options.h"
+#include "jobs/bench/bench_options.h"
+
 #include "tests/support/command_line.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 namespace quadrille {
 namespace {
 
-using test::parse;
+using test::parse_as;
 using test::usage_error;
 using test::Words;
 using Numbers = std::vector<int64_t>;
@@ -18,7 +19,7 @@ using Numbers = std::vector<int64_t>;
 BenchOptions bench(const Words& more, const Words& environment = {}) {
     Words all = {"bench", "--target", "T"};
     all.insert(all.end(), more.begin(), more.end());
-    return std::get<BenchOptions>(parse(all, environment));
+    return parse_as<BenchOptions>(all, environment);
 }
 
 TEST(BenchFlags, HaveTheirDefaults) {

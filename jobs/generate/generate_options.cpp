@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/generate/generate_options.h"
+
+#include "jobs/options/environment.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace quadrille {
+
+namespace {
+
+constexpr int64_t kShortestWatch = 4;  // of Watchdog
+constexpr int64_t kMaxSamples = int64_t{1} << 20;
+
+void add_records(CLI::App& app, GenerateOptions& options) {
+    const std::string records = "Records";
+    add_number(app, "--max-new-tokens", options.record.max_new_tokens, 1, kMaxTokens,
+               "new tokens per record [256]")
+        ->group(records);
+    add_number(app, "--max-context", options.max_context, 2, kMaxTokens,
+               "tokens per record [as the longest prompt needs]")
+        ->group(records);
+    app.add_flag("--ignore-eos", options.record.ignore_eos, "do not stop at an end token")
+        ->group(records);
+    add_prompt_choice(app, options, records);
+    app.add_flag("--no-text", options.no_text, "write tokens, no text")->group(records);
+    app.add_flag("--strict", options.strict, "a bad record stops the job before it starts")
+        ->group(records);
+    app.add_flag("--fail-on-error", options.fail_on_error, "exit 1 when a record had an error")
+        ->group(records);
+}
+
+void add_draws(CLI::App& app, GenerateOptions& options) {
+    const std::string group = "Sampling";
+    add_sampling(app, options.record, group);
+    app.add_option("--seed", options.seed, "seed of the run [0]")
+        ->check(unsigned_integer())
+        ->option_text("N")
+        ->group(group);
+    add_number(app, "--n", options.samples, 1, kMaxSamples, "samples of each prompt [1]")
+        ->group(group);
+    app.add_option_function<std::string>(
+           "--accept",
+           [&options](const std::string& rule) {
+               options.accept = rule == "coupled" ? AcceptRule::coupled : AcceptRule::rejection;
+           },
+           "of sampled drafts: coupled or rejection [coupled]")
+        ->check(one_of({"coupled", "rejection"}))
+        ->option_text("RULE")
+        ->group(group);
+}
+
+void add_running(CLI::App& app, GenerateOptions& options) {
+    const std::string running = "Running";
+    add_number(app, "--max-seqs", options.max_seqs, 1, 4096,
+               "records at once (or MAX_NUM_SEQS) [16]")
+        ->group(running);
+    add_machine_flags(app, options,
+                      {.tp = "ranks that share one model; more form groups [all]",
+                       .backend = "auto, cpu, cuda or check [auto]",
+                       .backends = {"auto", "cpu", "cuda", "check"}},
+                      running);
+    add_output_exists(app, options.output_exists)->group(running);
+    add_time(app, "--max-time", options.max_time, 1, "end within this time, resumable (exit 75)")
+        ->group(running);
+    add_time(app, "--grace", options.grace, 0, "for running records when asked to stop [20]")
+        ->group(running);
+    add_time(app, "--watchdog", options.watchdog, 0,
+             "a rank silent for so long is lost, 0: off [300]")
+        ->group(running);
+    add_text(app, "--heartbeat", options.heartbeat, "a file",
+             "progress as JSON, renewed every 10 s", "FILE")
+        ->group(running);
+    app.add_flag("--dry-run", options.dry_run, "check everything, run nothing")->group(running);
+}
+
+}  // namespace
+
+void add_flags(CLI::App& app, GenerateOptions& options) {
+    add_model_folders(app, options);
+    add_number(app, "--k", options.k, 0, 63, "drafts per step (or DFLASH_K) [2 with a drafter]");
+    add_prompts(app, options);
+    add_text(app, "--out", options.out, "an output file", "generations, HDF5", "FILE");
+    add_records(app, options);
+    add_draws(app, options);
+    add_running(app, options);
+}
+
+void finish(GenerateOptions& options, const Invocation& invocation) {
+    options.slurm_job = value_of(invocation, kSlurmJob);
+    const std::string locking = value_of(invocation, kLocking);
+    if (locking == "FALSE" || locking == "0") options.locking = Locking::off;
+    if (locking == "BEST_EFFORT") options.locking = Locking::best_effort;
+    options.command_line = fmt::format("quadrille {}", fmt::join(invocation.arguments, " "));
+
+    finish_model(options);
+    need(!options.prompts.empty() || !options.prompt_texts.empty(), "--prompts",
+         "at least one prompts file (or --prompt TEXT)");
+    need(!options.out.empty(), "--out", "an output file");
+    check_drafts(options, options.k);
+    if (options.watchdog > 0 && options.watchdog < kShortestWatch) {
+        fail_usage(fmt::format("--watchdog: expected 0 (off) or at least {} s, found {}",
+                               kShortestWatch, options.watchdog));
+    }
+    if (options.k < 0) options.k = options.draft == "none" ? 0 : 2;
+}
+
+}  // namespace quadrille

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What generate is asked to do: options with the defaults of docs/design.md §9, and their flags.
+#pragma once
+
+#include "io/results/run_lock.h"
+#include "jobs/options/common_flags.h"
+#include "jobs/options/job.h"
+#include "jobs/options/model_options.h"
+#include "jobs/prompts/prompt_source_options.h"
+#include "runtime/accept.h"
+
+#include <cstdint>
+#include <string>
+
+namespace quadrille {
+
+struct GenerateOptions : ModelOptions, PromptSourceOptions {
+    int64_t k = -1;   // drafts per step; -1: 2 with a drafter, else 0
+    std::string out;  // generations.h5
+
+    int64_t max_context = 0;  // tokens per record; 0: longest prompt + max_new_tokens
+    uint64_t seed = 0;        // of the run
+    AcceptRule accept = AcceptRule::coupled;
+    bool no_text = false;
+    bool strict = false;         // a record error ends the job before it starts
+    bool fail_on_error = false;  // exit kRecordErrors when a record has an error
+
+    int64_t max_seqs = 16;  // records at once
+    OutputExists output_exists = OutputExists::fail;
+    int64_t max_time = 0;    // seconds the run may take, then it drains; 0: any
+    int64_t grace = 20;      // seconds a drain may take
+    int64_t watchdog = 300;  // seconds until a silent rank ends the job; 0: never
+    std::string heartbeat;   // a JSON file with the progress; "": none
+    Locking locking = Locking::required;
+    bool dry_run = false;      // check everything, run nothing, write nothing
+    std::string command_line;  // as given, for provenance
+    std::string slurm_job;     // "" outside Slurm
+};
+
+void add_flags(CLI::App& app, GenerateOptions& options);
+void finish(GenerateOptions& options, const Invocation& invocation);
+
+}  // namespace quadrille
