@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a job knows of its records: prompts with their options as read, generations as written.
-// Field meanings, defaults and precedence: docs/design.md §5 and io/FORMAT.md.
+// Field meanings, defaults and precedence: io/FORMAT.md.
 #pragma once
 
 #include <compare>
@@ -54,7 +54,7 @@ enum class FinishReason : uint8_t {
     error = 5
 };
 
-// Statistics of one record's verify steps (docs/design.md §5, /acceptance/).
+// Statistics of one record's verify steps (io/FORMAT.md, /acceptance).
 struct Acceptance {
     int64_t steps = 0;
     int64_t drafted = 0;

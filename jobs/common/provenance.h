@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The origin of results: /provenance of a generations file, and the fingerprint by which a run
-// recognises the parts of an earlier one (docs/design.md §5, io/FORMAT.md).
+// recognises the parts of an earlier one (io/FORMAT.md).
 #pragma once
 
 #include "io/checkpoint/safetensors.h"

@@ -85,7 +85,7 @@ TEST(StepFloor, ShardedLayersAreReadInShares) {
     EXPECT_GT(draft(full_model(4)), 0.25 * whole);
 }
 
-// The estimate of docs/design.md §10: two H200, K = 2, batch 1: about 5.7 ms, of which 100
+// The estimate of docs/performance.md, goals: two H200, K = 2, batch 1: about 5.7 ms, of which 100
 // collectives of 10 us are 1.0 ms.
 TEST(StepFloor, OfTheFullModelOnTwoGpusIsTheKnownEstimate) {
     const auto ops = step_work(full_model(2), {.contexts = {1000}, .k = 2});
