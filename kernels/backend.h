@@ -23,7 +23,7 @@ std::unique_ptr<Backend> make_backend(const std::string& name, int32_t device = 
 
 // Usable GPUs; 0 without a driver or in a build without CUDA.
 int32_t gpu_count();
-// Whether this build has the CUDA backend.
+// True: this build has the CUDA backend.
 bool has_cuda();
 
 }  // namespace quadrille

@@ -27,7 +27,7 @@ class Device {
     virtual std::string device() const = 0;  // for provenance: processor or GPU name
     // Libraries and drivers it runs on, with versions, for provenance.
     virtual std::vector<std::string> libraries() const { return {}; }
-    // Whether its memory is the host's, so that anyone may read and write it.
+    // True: its memory is the host's, so that anyone may read and write it.
     virtual bool on_host() const { return false; }
 
     // 64-byte aligned, zero-filled. nullptr for 0 bytes. Throws Error{device} when there is none.
@@ -43,7 +43,7 @@ class Device {
     // A download that nobody waits for: done with the next synchronize(). host: of allocate_host.
     virtual void fetch(void* host, const void* from, int64_t bytes) { download(host, from, bytes); }
 
-    // Whether record() works.
+    // True: record() works.
     virtual bool records() const { return false; }
     // What `work` asks of this backend, recorded and not done. `work` has run before with the same
     // shapes, uploads from memory of allocate_host only, and neither downloads nor allocates.

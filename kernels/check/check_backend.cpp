@@ -267,7 +267,7 @@ std::vector<double> pool_scores(const float* query, const float* weight, const f
     return scores;
 }
 
-// Whether the pools of `found` are as good as those of `expected`.
+// True: the pools of `found` are as good as those of `expected`.
 bool pools_tie(const std::vector<double>& scores, int64_t pool, const int32_t* found,
                const int32_t* expected, int64_t count) {
     const auto pools = std::ssize(scores);
