@@ -133,6 +133,25 @@ void bench_native(GpuBench& bench) {
     }
 }
 
+// Draws `topk` of `experts` for each of m rows, uniformly, and appends them to `ids`. Returns how
+// many experts some row chose.
+double route_rows(std::mt19937& random, int64_t m, int64_t topk, int32_t experts,
+                  std::vector<int32_t>& ids) {
+    std::vector<bool> seen(static_cast<size_t>(experts));
+    for (int64_t r = 0; r < m; ++r) {
+        std::vector<int32_t> order(static_cast<size_t>(experts));
+        for (int32_t e = 0; e < experts; ++e) order[static_cast<size_t>(e)] = e;
+        for (int64_t s = 0; s < topk; ++s) {
+            const auto at = static_cast<size_t>(
+                s + static_cast<int64_t>(random() % static_cast<uint32_t>(experts - s)));
+            std::swap(order[static_cast<size_t>(s)], order[at]);
+            ids.push_back(order[static_cast<size_t>(s)]);
+            seen[static_cast<size_t>(ids.back())] = true;
+        }
+    }
+    return static_cast<double>(std::count(seen.begin(), seen.end(), true));
+}
+
 void bench_moe(GpuBench& bench) {
     constexpr int64_t kHidden = 4096;
     constexpr int64_t kWidth = 1024;  // 2 ranks
@@ -161,20 +180,7 @@ void bench_moe(GpuBench& bench) {
             std::vector<int32_t> ids;
             double distinct = 0;
             for (int i = 0; i < kRoutings; ++i) {
-                std::vector<bool> seen(kExperts);
-                for (int64_t r = 0; r < m; ++r) {
-                    std::vector<int32_t> order(kExperts);
-                    for (int32_t e = 0; e < kExperts; ++e) order[static_cast<size_t>(e)] = e;
-                    for (int64_t s = 0; s < kTopk; ++s) {
-                        const auto at = static_cast<size_t>(
-                            s +
-                            static_cast<int64_t>(random() % static_cast<uint32_t>(kExperts - s)));
-                        std::swap(order[static_cast<size_t>(s)], order[at]);
-                        ids.push_back(order[static_cast<size_t>(s)]);
-                        seen[static_cast<size_t>(ids.back())] = true;
-                    }
-                }
-                distinct += static_cast<double>(std::count(seen.begin(), seen.end(), true));
+                distinct += route_rows(random, m, kTopk, kExperts, ids);
             }
             distinct /= kRoutings;
             Array<int32_t> id(bench.backend(), kRoutings * m, kTopk);

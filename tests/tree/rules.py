@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of docs/design.md §1 and CONTRIBUTING.md that need no compiler, as TAP, one point a rule.
 
-rules.py [ROOT]: each rule is a function (files) -> list of complaints, files being {path: text} of
+rules.py [ROOT]: each rule, those of rooms.py too, is a function (files) -> list of complaints, files being {path: text} of
 the sources below ROOT. rules_selftest.py plants violations to see that every rule notices its own.
 """
 import os
@@ -10,9 +10,11 @@ import re
 import subprocess
 import sys
 
-CODE = (".h", ".cpp", ".c", ".cu", ".cuh", ".def")
+import cpp_functions
+import rooms
+from rooms import CODE, LAYERS
+
 SOURCES = CODE + (".py", ".sh", ".sbatch", ".build", ".md", ".txt")
-LAYERS = ["kernels", "io", "runtime", "drafter", "jobs"]  # each may use those before it
 
 # Foreign header -> where it may be included (full-match patterns of paths).
 FOREIGN = {
@@ -26,6 +28,14 @@ LONGEST = 400  # lines
 LONGER = {  # files that are not split, and how long they may be
     "tools/reference/exl3_ref.py": 570,
 }
+LONGEST_FUNCTION = 60  # lines
+MOST_PARAMETERS = 8
+# Device functions that are always inlined; a struct would be built for each call.
+MORE_PARAMETERS = {
+    "kernels/cuda/exl3/exl3_product_inputs.cuh": ["rotate_expert_rows"],
+    "kernels/cuda/mla/index_score.cuh": ["score_tile"],
+}
+LONGEST_PARAGRAPH = 900  # characters
 # Kernels that do something else before they wait for those launched before them.
 WAIT_LATER = {
     "kernels/cuda/exl3/exl3_large.cuh": ["exl3_large_kernel"],
@@ -107,6 +117,53 @@ def length(files):
                 yield f"{path}: {lines} lines, at most {limit}"
 
 
+def functions_are_short(files):
+    for path, text in files.items():
+        if not path.endswith(CODE):
+            continue
+        more = set(MORE_PARAMETERS.get(path, []))
+        for f in cpp_functions.functions(text):
+            if f.lines > LONGEST_FUNCTION:
+                yield f"{path}:{f.line}: {f.name} has {f.lines} lines, at most {LONGEST_FUNCTION}"
+            if f.parameters > MOST_PARAMETERS and f.name not in more:
+                yield f"{path}:{f.line}: {f.name} has {f.parameters} parameters, at most {MOST_PARAMETERS}"
+
+
+def paragraphs(text):
+    """(line number, text) of every paragraph and list item of a page; tables and code are none."""
+    code, lines, start = False, [], 0
+    for number, line in enumerate(text.split("\n") + [""], 1):
+        fence = line.lstrip().startswith("```")
+        code ^= fence
+        skipped = fence or code or not line.strip() or line.lstrip().startswith(("|", "#"))
+        if lines and (skipped or re.match(r"\s*([*-]|\d+\.) ", line)):
+            yield start, " ".join(lines)
+            lines = []
+        if not skipped:
+            start = start if lines else number
+            lines.append(line.strip())
+
+
+def paragraphs_are_short(files):
+    for path, text in files.items():
+        if path.endswith(".md"):
+            for line, paragraph in paragraphs(text):
+                if len(paragraph) > LONGEST_PARAGRAPH:
+                    yield f"{path}:{line}: a paragraph of {len(paragraph)} characters, at most {LONGEST_PARAGRAPH}"
+
+
+def comments_begin_with_a_subject(files):
+    for path, text in files.items():
+        if path.endswith(CODE):
+            before = ""
+            for number, line in enumerate(text.split("\n"), 1):
+                begins = not before.startswith("//") or before.endswith("License-Identifier: Apache-2.0")
+                before = line.strip()
+                found = re.match(r"// (Of|For|With|Where|Whether)\b", before)
+                if begins and found:
+                    yield f"{path}:{number}: a comment begins with '{found.group(1)}': name the subject first"
+
+
 def licence_line(files):
     for path, text in files.items():
         if path.endswith(CODE + (".py", ".sh", ".sbatch")):
@@ -177,7 +234,8 @@ def kernels_wait(files):
 
 
 RULES = [foreign_headers, no_upward_include, includes_from_root, backends_are_private, length,
-         licence_line, pragma_once, no_machine_paths, no_stray_words, kernels_wait]
+         functions_are_short, licence_line, pragma_once, no_machine_paths, no_stray_words, kernels_wait,
+         paragraphs_are_short, comments_begin_with_a_subject] + rooms.RULES
 
 
 def list_files(root):

@@ -23,6 +23,23 @@ using GenerationReaderTest = test::ResultsFolderTest;
 
 namespace fs = std::filesystem;
 
+// Log-probabilities with two alternatives, with one, or not even the chosen token's.
+Generation generation_of(const RecordKey& key) {
+    Generation g = make_generation(key.prompt_index, 4 + key.source * 9 + key.sample, 3);
+    g.source = key.source;
+    g.sample = key.sample;
+    const int32_t alternatives = key.sample == 0 ? 2 : key.source == 0 ? 1 : -1;
+    if (alternatives < 0) return g;
+    for (size_t i = 0; i < g.tokens.size(); ++i) {
+        g.chosen_logprobs.push_back(-0.5f * static_cast<float>(i));
+        for (int32_t j = 0; j < alternatives; ++j) {
+            g.top_ids.push_back(g.tokens[i] + j);
+            g.top_logprobs.push_back(-0.25f * static_cast<float>(j));
+        }
+    }
+    return g;
+}
+
 TEST_F(GenerationReaderTest, RoundTripsEverything) {
     const Ids numbers = std::vector<int64_t>{7, -5};
     const Ids none;
@@ -35,22 +52,7 @@ TEST_F(GenerationReaderTest, RoundTripsEverything) {
         for (const int64_t index : {0, 1})
             for (const int32_t sample : {0, 1}) o.records.push_back({source, index, sample});
     std::vector<Generation> made;
-    for (const RecordKey& key : o.records) {
-        Generation g = make_generation(key.prompt_index, 4 + key.source * 9 + key.sample, 3);
-        g.source = key.source;
-        g.sample = key.sample;
-        // Two alternatives, one, or not even the chosen token's.
-        const int32_t alternatives = key.sample == 0 ? 2 : key.source == 0 ? 1 : -1;
-        if (alternatives >= 0)
-            for (size_t i = 0; i < g.tokens.size(); ++i) {
-                g.chosen_logprobs.push_back(-0.5f * static_cast<float>(i));
-                for (int32_t j = 0; j < alternatives; ++j) {
-                    g.top_ids.push_back(g.tokens[i] + j);
-                    g.top_logprobs.push_back(-0.25f * static_cast<float>(j));
-                }
-            }
-        made.push_back(g);
-    }
+    for (const RecordKey& key : o.records) made.push_back(generation_of(key));
     ResultWriter writer(o);
     EXPECT_TRUE(writer.layout().origin);
     for (size_t i = made.size(); i-- > 0;) writer.add(made[i]);

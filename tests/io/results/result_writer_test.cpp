@@ -32,6 +32,22 @@ using ResultWriterTest = test::ResultsFolderTest;
 
 namespace fs = std::filesystem;
 
+void expect_acceptance_of_four(const Golden& file) {
+    // Record 0: 6 tokens after the first, in steps that accept 0, 1 and 2 drafts.
+    EXPECT_EQ(file.read<int64_t>("acceptance/steps").values, (std::vector<int64_t>{3, 0, 0, 1}));
+    EXPECT_EQ(file.read<int64_t>("acceptance/accepted").values, (std::vector<int64_t>{3, 0, 0, 0}));
+    EXPECT_EQ(file.read<int64_t>("acceptance/emitted").values, (std::vector<int64_t>{6, 0, 0, 1}));
+    EXPECT_EQ(file.read<int64_t>("acceptance/drafted").values, (std::vector<int64_t>{6, 0, 0, 1}));
+    const auto positions = file.read<int64_t>("acceptance/by_position");
+    EXPECT_EQ(positions.shape, (std::vector<int64_t>{4, 2}));
+    EXPECT_EQ(positions.values, (std::vector<int64_t>{2, 1, 0, 0, 0, 0, 0, 0}));
+    EXPECT_EQ(file.read<int64_t>("acceptance/histogram").values,
+              (std::vector<int64_t>{1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0}));
+    EXPECT_EQ(file.number("acceptance", "accepted_per_step"), 3.0 / 4);
+    EXPECT_EQ(file.number("acceptance", "emitted_per_step"), 7.0 / 4);
+    EXPECT_EQ(file.number("acceptance", "accept_length"), 1 + 3.0 / 4);
+}
+
 TEST_F(ResultWriterTest, WritesTheSchemaInInputOrder) {
     const Ids ids = std::vector<std::string>{"a", "b", "c", "grün"};
     ResultOptions o = options(4);
@@ -74,19 +90,7 @@ TEST_F(ResultWriterTest, WritesTheSchemaInInputOrder) {
               (std::vector<int64_t>{0, 1, 2, 3}));
     EXPECT_EQ(file.read<int64_t>("generations/prompt_tokens").values,
               (std::vector<int64_t>{5, 6, 0, 8}));
-    // Record 0: 6 tokens after the first, in steps that accept 0, 1 and 2 drafts.
-    EXPECT_EQ(file.read<int64_t>("acceptance/steps").values, (std::vector<int64_t>{3, 0, 0, 1}));
-    EXPECT_EQ(file.read<int64_t>("acceptance/accepted").values, (std::vector<int64_t>{3, 0, 0, 0}));
-    EXPECT_EQ(file.read<int64_t>("acceptance/emitted").values, (std::vector<int64_t>{6, 0, 0, 1}));
-    EXPECT_EQ(file.read<int64_t>("acceptance/drafted").values, (std::vector<int64_t>{6, 0, 0, 1}));
-    const auto positions = file.read<int64_t>("acceptance/by_position");
-    EXPECT_EQ(positions.shape, (std::vector<int64_t>{4, 2}));
-    EXPECT_EQ(positions.values, (std::vector<int64_t>{2, 1, 0, 0, 0, 0, 0, 0}));
-    EXPECT_EQ(file.read<int64_t>("acceptance/histogram").values,
-              (std::vector<int64_t>{1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0}));
-    EXPECT_EQ(file.number("acceptance", "accepted_per_step"), 3.0 / 4);
-    EXPECT_EQ(file.number("acceptance", "emitted_per_step"), 7.0 / 4);
-    EXPECT_EQ(file.number("acceptance", "accept_length"), 1 + 3.0 / 4);
+    expect_acceptance_of_four(file);
     EXPECT_FALSE(file.has("acceptance/trace"));
     EXPECT_FALSE(file.has("logprobs"));
     EXPECT_FALSE(file.has("generations/source"));

@@ -230,6 +230,24 @@ TEST(CheckBackend, ForgivesExpertsOfEqualScoreOnFarMemoryOnly) {
     }
 }
 
+// The rows of a pass of slot 1. `table`: begin [2], slot, position, pending, then zeros.
+Rows rows_of_slot_1(const Array<int32_t>& table, int32_t count) {
+    return {.m = count,
+            .sequences = 1,
+            .begin = table.data(),
+            .slot = table.data() + 2,
+            .position = table.data() + 3,
+            .pending = table.data() + 4,
+            .row_sequence = table.data() + 5};
+}
+
+void spoil(const std::string& what, const KdaState& of) {
+    if (what == "state") of.state.row(1)[5] += 0.5f;
+    if (what == "conv") of.conv.row(1)[5] += 0.5f;
+    if (what == "pending_qkv") of.pending_qkv.row(1)[2] += 0.5f;
+    if (what == "another slot") of.state.row(0)[2] += 0.5f;
+}
+
 // A pass of 3 rows of slot 1, of which 2 are accepted, and one behind it.
 TEST(CheckBackend, JudgesTheStateOfASequence) {
     constexpr int32_t kHeads = 2;
@@ -267,26 +285,14 @@ TEST(CheckBackend, JudgesTheStateOfASequence) {
         const auto pass = [&](int32_t position, int32_t pending, int32_t count) {
             const Array<int32_t> table(
                 backend, std::vector<int32_t>{0, count, 1, position, pending, 0, 0, 0});
-            const Rows rows{.m = count,
-                            .sequences = 1,
-                            .begin = table.data(),
-                            .slot = table.data() + 2,
-                            .position = table.data() + 3,
-                            .pending = table.data() + 4,
-                            .row_sequence = table.data() + 5};
             backend.kda({out.first(count), qkv.first(count), f.first(count), b.first(count),
                          g.first(count)},
-                        weights, state, params, rows);
+                        weights, state, params, rows_of_slot_1(table, count));
             ++passes;
         };
         const std::string name = fault;
         pass(0, 0, 3);
-        checked.work->spoil_state = [&name](const KdaState& of) {
-            if (name == "state") of.state.row(1)[5] += 0.5f;
-            if (name == "conv") of.conv.row(1)[5] += 0.5f;
-            if (name == "pending_qkv") of.pending_qkv.row(1)[2] += 0.5f;
-            if (name == "another slot") of.state.row(0)[2] += 0.5f;
-        };
+        checked.work->spoil_state = [&name](const KdaState& of) { spoil(name, of); };
         const auto next = [&] { pass(2, 2, 1); };
         if (name.empty()) {
             EXPECT_NO_THROW(next());

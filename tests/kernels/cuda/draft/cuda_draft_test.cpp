@@ -154,6 +154,22 @@ TEST_F(CudaDraft, WalksTheSamePath) {
     }
 }
 
+// Rows greedy and drawn, with and without a penalty, behind 0 to 3 of the drafts.
+std::vector<SampleRow> sample_rows(int64_t m, View<uint32_t> seen, const int32_t* drafts) {
+    std::vector<SampleRow> rows(static_cast<size_t>(m));
+    for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i].seed = 5 * i;
+        rows[i].position = static_cast<int64_t>(i) << 33;
+        rows[i].inverse_temperature = i % 3 == 0 ? 0.0 : 0.5 * static_cast<double>(i);
+        rows[i].penalty = i < 4 ? 1.5f : 1.0f;
+        rows[i].seen = seen.row(static_cast<int64_t>(i % 2));
+        rows[i].drafts = drafts;
+        rows[i].draft_count = static_cast<int32_t>(i % 4);
+        rows[i].row = static_cast<int32_t>((i + 2) % 6);
+    }
+    return rows;
+}
+
 TEST_F(CudaDraft, SamplesTheSameBits) {
     const int64_t m = 6;
     const int64_t n = 5001;
@@ -168,22 +184,12 @@ TEST_F(CudaDraft, SamplesTheSameBits) {
             const std::vector<int32_t> excluded(static_cast<size_t>(m * 3), 1004);
             const auto run = [&](Backend& backend) {
                 Uploads uploads(backend);
-                std::vector<SampleRow> rows(static_cast<size_t>(m));
                 OnDevice<uint32_t> seen(backend, 2, 200, std::vector<uint32_t>(400, 0));
                 const std::vector<int32_t> slots = {0, 1, 1};
                 const std::vector<int32_t> tokens = {1010, 31, 6001};
                 backend.mark_seen(seen.view(), uploads.array(slots), uploads.array(tokens), 3);
-                for (size_t i = 0; i < rows.size(); ++i) {
-                    rows[i].seed = 5 * i;
-                    rows[i].position = static_cast<int64_t>(i) << 33;
-                    rows[i].inverse_temperature = i % 3 == 0 ? 0.0 : 0.5 * static_cast<double>(i);
-                    rows[i].penalty = i < 4 ? 1.5f : 1.0f;
-                    rows[i].seen = seen.view().row(static_cast<int64_t>(i % 2));
-                    rows[i].drafts = uploads.array(drafts);
-                    rows[i].draft_count = static_cast<int32_t>(i % 4);
-                    rows[i].row = static_cast<int32_t>((i + 2) % 6);
-                }
-                const SampleRow* row = uploads.array(rows);
+                const SampleRow* row =
+                    uploads.array(sample_rows(m, seen.view(), uploads.array(drafts)));
                 const auto count = static_cast<int32_t>(m);
                 OnDevice<float> x(backend, m, n, logits, 3);
                 OnDevice<int32_t> skip(backend, m, 3, excluded, 1);
