@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/bench/bench_options.h"
 
+#include "jobs/options/common_flags.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 // What bench is asked to measure, and its flags.
 #pragma once
 
-#include "jobs/options/common_flags.h"
 #include "jobs/options/job.h"
 #include "jobs/options/model_options.h"
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/files/files_options.h"
 
+#include "jobs/options/common_flags.h"
+
 namespace quadrille {
 
 namespace {

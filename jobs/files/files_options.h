@@ -2,8 +2,8 @@
 // What inspect, pack and unpack are asked to do, and their flags.
 #pragma once
 
-#include "jobs/options/common_flags.h"
 #include "jobs/options/job.h"
+#include "jobs/options/option_values.h"
 
 #include <cstdint>
 #include <string>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/generate_options.h"
 
+#include "jobs/options/common_flags.h"
 #include "jobs/options/environment.h"
 
 #include <fmt/format.h>

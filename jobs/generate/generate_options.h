@@ -3,9 +3,9 @@
 #pragma once
 
 #include "io/results/run_lock.h"
-#include "jobs/options/common_flags.h"
 #include "jobs/options/job.h"
 #include "jobs/options/model_options.h"
+#include "jobs/options/option_values.h"
 #include "jobs/prompts/prompt_source_options.h"
 #include "runtime/accept.h"
 

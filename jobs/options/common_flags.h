@@ -11,8 +11,6 @@
 
 namespace quadrille {
 
-enum class OutputExists { fail, overwrite };
-
 // --output-exists.
 CLI::Option* add_output_exists(CLI::App& app, OutputExists& value);
 

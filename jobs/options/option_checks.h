@@ -3,6 +3,8 @@
 // was found, and the forms of values that are no plain numbers.
 #pragma once
 
+#include "jobs/options/option_values.h"
+
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
@@ -12,12 +14,6 @@
 #include <vector>
 
 namespace quadrille {
-
-// Every count-th prompt, the index-th first.
-struct Shard {
-    int64_t index = 0;
-    int64_t count = 1;
-};
 
 inline constexpr int64_t kMaxTokens = int64_t{1} << 24;  // that a flag may ask for
 inline constexpr int64_t kAny = std::numeric_limits<int64_t>::max();

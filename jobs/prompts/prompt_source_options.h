@@ -3,11 +3,15 @@
 #pragma once
 
 #include "io/records.h"
-#include "jobs/options/option_checks.h"
+#include "jobs/options/option_values.h"
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace quadrille {
 
