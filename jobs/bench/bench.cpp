@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start-up in agreed phases as in generate, then for every configuration a warm-up and the measured
+// Start-up as every job on ranks, then for every configuration a warm-up and the measured
 // repeats, each on an engine of its own over the same model and drafter.
 #include "jobs/bench/bench.h"
 
@@ -9,24 +9,20 @@
 #include "jobs/bench/bench_report.h"
 #include "jobs/bench/machine_rates.h"
 #include "jobs/bench/timed_comm.h"
-#include "jobs/common/backend_choice.h"
-#include "jobs/common/job_models.h"
+#include "jobs/common/model_session.h"
 #include "jobs/common/provenance.h"
 #include "jobs/common/version.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
 #include "kernels/backend.h"
 #include "runtime/engine.h"
-#include "runtime/log.h"
 #include "runtime/ranks/agree.h"
-#include "runtime/ranks/fatal.h"
-#include "runtime/ranks/groups.h"
-#include "runtime/ranks/position.h"
 #include "runtime/ranks/record_block.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -54,35 +50,33 @@ struct Measured {
 
 class BenchJob {
   public:
-    BenchJob(const BenchOptions& options, MpiSession& session);
+    BenchJob(const BenchOptions& options, const RankStart& start)
+        : options_(options), session_(options, start), host_(session_.world()) {}
     int run();
 
   private:
     bool leads() const { return host_.rank() == 0; }
-    void read_checkpoint();
+    void start_up();
+    void check_groups();
     void read_prompts();
     void check_outputs() const;
-    void load_model();
     void set_up_floor();
     int64_t most_records() const { return std::ranges::max(options_.concurrency); }
     int32_t most_drafts() const { return static_cast<int32_t>(std::ranges::max(options_.k)); }
 
+    void run_all();
     Engine& engine_of(int32_t k);
     void warm_up(int32_t k, int64_t concurrency);
     Measured measure_once(int32_t k, int64_t concurrency);
     BenchRun measure(int32_t k, int64_t concurrency);
     void add_floor(Measured& measured);
-    BenchReport report() const;
+    BenchReport report();
     void publish(const BenchReport& report) const;
 
     const BenchOptions& options_;
-    MpiSession& session_;
-    Communicator& host_;
-    Log log_;
-    Position position_;
-    BackendChoice device_;
+    ModelSession session_;
+    Communicator& host_;             // all ranks
     std::optional<TimedComm> comm_;  // of the model
-    std::optional<JobModels> models_;
     std::vector<Prompt> prompts_;
     BenchShape shape_;
     std::map<int32_t, Engine> engines_;  // by K: recorded steps live as long as their engine
@@ -94,20 +88,24 @@ class BenchJob {
     std::vector<BenchRun> runs_;
 };
 
-BenchJob::BenchJob(const BenchOptions& options, MpiSession& session)
-    : options_(options), session_(session), host_(session.world()), log_(session.rank() == 0) {
-    agree(host_, "ranks", [&] {
-        const Placement placement =
-            place_ranks(session.hosts(), options.tp)[static_cast<size_t>(session.rank())];
-        if (placement.groups > 1) {
-            throw Error(ErrorKind::usage,
-                        fmt::format("--tp {}: {} ranks would form {} groups; bench measures one",
-                                    options.tp, session.size(), placement.groups));
-        }
+int BenchJob::run() {
+    session_.watch(std::chrono::seconds(0), {});
+    session_.start_up([this] { start_up(); });
+    return session_.guard([this] {
+        run_all();
+        if (!leads()) return kSuccess;
+        publish(report());
+        const std::string difference = first_difference(runs_);
+        if (difference.empty()) return kSuccess;
+        throw Error(ErrorKind::internal, fmt::format("the tokens differ: {}", difference));
     });
-    device_ = choose_backend(options.backend, options.comm, session, host_, log_);
-    comm_.emplace(device_.comm(host_));
-    agree(host_, "checkpoint", [&] { read_checkpoint(); });
+}
+
+void BenchJob::start_up() {
+    agree(host_, "groups", [&] { check_groups(); });
+    session_.choose_backend();
+    comm_.emplace(session_.model_comm());
+    session_.read_checkpoint(most_drafts());
     agree(host_, "files", [&] {
         if (!leads()) return;
         read_prompts();
@@ -115,16 +113,17 @@ BenchJob::BenchJob(const BenchOptions& options, MpiSession& session)
     });
     host_.broadcast_host(&shape_, sizeof shape_, 0);
     prompts_ = broadcast_records(host_, 0, std::move(prompts_));
-    agree(host_, "weights", [&] { load_model(); });
+    const int64_t slots = std::min(most_records(), std::ssize(prompts_));
+    session_.load(model_limits(slots, shape_.capacity, options_.max_batched_tokens, most_drafts()),
+                  shape_.known_tokens, *comm_);
     agree(host_, "floor", [&] { set_up_floor(); });
 }
 
-void BenchJob::read_checkpoint() {
-    models_.emplace(ModelChoice{.target = options_.target,
-                                .draft = options_.draft,
-                                .placement = options_.draft_placement,
-                                .k = most_drafts()},
-                    host_.size(), host_.rank());
+void BenchJob::check_groups() {
+    if (session_.group_count() == 1) return;
+    throw Error(ErrorKind::usage,
+                fmt::format("--tp {}: {} ranks would form {} groups; bench measures one",
+                            options_.tp, host_.size(), session_.group_count()));
 }
 
 void BenchJob::read_prompts() {
@@ -132,7 +131,7 @@ void BenchJob::read_prompts() {
     if (has_tokenizer(options_.target) && text_supported()) {
         tokenizer = make_tokenizer(options_.target);
     }
-    const ModelConfig& config = models_->config();
+    const ModelConfig& config = session_.models().config();
     shape_.known_tokens = tokenizer ? tokenizer->size() : config.vocab_size;
     if (options_.prompts.empty()) {
         const int64_t records = options_.limit > 0 ? options_.limit : most_records();
@@ -179,32 +178,38 @@ void BenchJob::check_outputs() const {
     }
 }
 
-void BenchJob::load_model() {
-    const int64_t slots = std::min(most_records(), std::ssize(prompts_));
-    models_->load(*device_.backend, *comm_, position_,
-                  model_limits(slots, shape_.capacity, options_.max_batched_tokens, most_drafts()),
-                  shape_.known_tokens);
+void BenchJob::set_up_floor() {
+    step_model_.config = session_.models().config();
+    step_model_.storage = stored_in(session_.models().checkpoint());
+    step_model_.plan = session_.models().target().plan();
+    if (!session_.models().drafts()) return;
+    step_model_.draft = session_.models().draft_config();
+    step_model_.draft_storage = stored_in(session_.models().draft_checkpoint());
+    step_model_.draft_plan = session_.models().draft_plan();
 }
 
-void BenchJob::set_up_floor() {
-    step_model_.config = models_->config();
-    step_model_.storage = stored_in(models_->checkpoint());
-    step_model_.plan = models_->target().plan();
-    if (!models_->drafts()) return;
-    step_model_.draft = models_->draft_config();
-    step_model_.draft_storage = stored_in(models_->draft_checkpoint());
-    step_model_.draft_plan = models_->draft_plan();
+void BenchJob::run_all() {
+    const std::vector<OpWork> ops = step_work(step_model_, {.contexts = {0}, .k = most_drafts()});
+    collectives_.emplace(session_.backend(), *comm_);
+    rates_ = measure_rates(session_.backend(), *comm_, exl3_forms(ops));
+    for (const int64_t concurrency : options_.concurrency) {
+        for (const int64_t k : options_.k) {
+            session_.log().notice(fmt::format("batch {}, K = {}", concurrency, k));
+            runs_.push_back(measure(static_cast<int32_t>(k), concurrency));
+        }
+    }
 }
 
 Engine& BenchJob::engine_of(int32_t k) {
-    const EngineOptions options = {.max_batched_tokens = prefill_rows(models_->target().limits()),
-                                   .k = k,
-                                   .known_tokens = shape_.known_tokens,
-                                   .eos = models_->config().eos_token_ids,
-                                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded};
+    const EngineOptions options = {
+        .max_batched_tokens = prefill_rows(session_.models().target().limits()),
+        .k = k,
+        .known_tokens = shape_.known_tokens,
+        .eos = session_.models().config().eos_token_ids,
+        .steps = options_.eager ? StepWay::in_parts : StepWay::recorded};
     return engines_
-        .try_emplace(k, *device_.backend, *comm_, position_, models_->target(),
-                     k > 0 ? models_->drafter() : nullptr, options)
+        .try_emplace(k, session_.backend(), *comm_, session_.position(), session_.models().target(),
+                     k > 0 ? session_.models().drafter() : nullptr, options)
         .first->second;
 }
 
@@ -227,7 +232,8 @@ Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
     run.k = k;
     run.concurrency = concurrency;
     run.tokens.resize(prompts_.size());
-    measured.passes_by_records.resize(static_cast<size_t>(models_->target().limits().slots) + 1);
+    measured.passes_by_records.resize(
+        static_cast<size_t>(session_.models().target().limits().slots) + 1);
     Engine& engine = engine_of(k);
     engine.clear_stats();
     comm_->take_counts();
@@ -246,8 +252,8 @@ Measured BenchJob::measure_once(int32_t k, int64_t concurrency) {
         CollectiveCounts counts = comm_->take_counts();
         if (decoded) {
             const auto records = static_cast<int32_t>(after.decode_records - before.decode_records);
-            CollectiveCounts& known =
-                pass_collectives_[{k, step_bucket(records, models_->target().limits().slots)}];
+            CollectiveCounts& known = pass_collectives_[{
+                k, step_bucket(records, session_.models().target().limits().slots)}];
             if (after.recorded_steps > before.recorded_steps) counts = known;
             known = counts;
         }
@@ -311,7 +317,7 @@ void BenchJob::add_floor(Measured& measured) {
     run.prefill_collective_floor = collectives_->seconds(measured.prefill);
 }
 
-BenchReport BenchJob::report() const {
+BenchReport BenchJob::report() {
     const auto folder_name = [](const std::string& path) {
         const auto whole = std::filesystem::absolute(path).lexically_normal();
         return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
@@ -319,10 +325,10 @@ BenchReport BenchJob::report() const {
     BenchReport report;
     report.date = utc_now();
     report.version = commit().empty() ? version() : fmt::format("{} {}", version(), commit());
-    report.hardware = device_.backend->device();
+    report.hardware = session_.backend().device();
     report.target = folder_name(options_.target);
     report.draft = options_.draft == "none" ? "no drafter" : folder_name(options_.draft);
-    report.backend = options_.backend == "auto" ? device_.backend->name() : options_.backend;
+    report.backend = options_.backend == "auto" ? session_.backend().name() : options_.backend;
     report.comm = comm_->name();
     report.eager = options_.eager;
     report.ranks = host_.size();
@@ -347,30 +353,6 @@ void BenchJob::publish(const BenchReport& report) const {
     if (!file) throw Error(ErrorKind::io, fmt::format("{}: cannot be written", options_.json));
 }
 
-int BenchJob::run() {
-    Fatal fatal({.rank = session_.rank(), .size = session_.size(), .host = session_.host()},
-                position_, &MpiSession::abort);
-    fatal.at_abort([this] {
-        if (device_.device_comm) device_.device_comm->abort();
-    });
-    return fatal.guard([&] {
-        std::vector<OpWork> ops = step_work(step_model_, {.contexts = {0}, .k = most_drafts()});
-        collectives_.emplace(*device_.backend, *comm_);
-        rates_ = measure_rates(*device_.backend, *comm_, exl3_forms(ops));
-        for (const int64_t concurrency : options_.concurrency) {
-            for (const int64_t k : options_.k) {
-                log_.notice(fmt::format("batch {}, K = {}", concurrency, k));
-                runs_.push_back(measure(static_cast<int32_t>(k), concurrency));
-            }
-        }
-        if (!leads()) return 0;
-        publish(report());
-        const std::string difference = first_difference(runs_);
-        if (difference.empty()) return 0;
-        throw Error(ErrorKind::internal, fmt::format("the tokens differ: {}", difference));
-    });
-}
-
 }  // namespace
 
 std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t vocabulary) {
@@ -389,7 +371,7 @@ std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t voc
 }
 
 int run_bench(const BenchOptions& options, const RankStart& start) {
-    return BenchJob(options, start.session).run();
+    return BenchJob(options, start).run();
 }
 
 }  // namespace quadrille

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the leader of a group of ranks reads and writes for generate: prompts in, generations out.
-// The leader of group 0 leads the run: it settles what the run is and what of it is done, and makes
-// the result of all groups' parts (docs/design.md §5, §7).
+// What the leader of a group of ranks reads and writes for generate: prompts in, generations out in
+// parts. The leader of group 0 leads the run (leader_files.h), the others join it (member_files.h;
+// docs/design.md §5, §7).
 #pragma once
 
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/safetensors.h"
 #include "io/results/group_writer.h"
 #include "io/results/result_writer.h"
-#include "io/results/run_lock.h"
 #include "io/text/tokenizer.h"
 #include "jobs/common/provenance.h"
 #include "jobs/generate/generate_options.h"
@@ -38,23 +37,20 @@ struct RunShape {
 
 class RunFiles {
   public:
-    struct Model {
+    // All arguments outlive the files. `before_commit`: see PartWriter.
+    struct Around {
+        const GenerateOptions& options;
         const ModelConfig& config;
         const Checkpoint& checkpoint;
         const Checkpoint* drafter = nullptr;
         const Backend& backend;
         int32_t k = 0;
+        Log& log;
+        std::function<void()> before_commit;
     };
-    // Opens the prompts. `before_commit`: see PartWriter. All arguments outlive this.
-    RunFiles(const GenerateOptions& options, const Model& model, Log& log,
-             std::function<void()> before_commit);
-
-    // The leader of the run: checks and claims the output, takes up what earlier starts have done.
-    // A dry run only checks.
-    RunShape lead();
-    // Leaders of other groups: which run it is; then, once the run is claimed, their own parts.
-    void follow(const RunShape& shape);
-    void join(int group, const std::vector<bool>& done);
+    virtual ~RunFiles() = default;
+    RunFiles(const RunFiles&) = delete;
+    RunFiles& operator=(const RunFiles&) = delete;
 
     // What makes two runs the same, a field a line.
     std::string description() const;
@@ -69,36 +65,32 @@ class RunFiles {
     // The process is about to die: keeps what can be kept, unless it dies of that.
     void save_what_is_there(bool may_commit);
 
-    // Sums of this group in this start, in the leader of the run also of earlier starts.
+    // The records of this group in this start; those of the run's leader also of earlier starts.
     const ResultSummary& totals() const { return totals_; }
-    int64_t computed() const;  // records, in this start
-    GroupParts parts() const;
+    virtual int64_t computed() const = 0;  // records, in this start
+    virtual GroupParts parts() const = 0;
 
-    // The leader of the run.
-    const ResultSummary& resumed() const { return writer_->resumed(); }
-    void add_group(const GroupParts& parts, int64_t computed);
-    ResultSummary finish(RunFacts facts);  // no record is left
-
-  private:
-    RunShape settle_shape();
-    void set_fingerprint(const RunShape& shape);
+  protected:
+    // Opens the prompts.
+    explicit RunFiles(const Around& around);
+    // What follows from the shape of the run: its fingerprint, the limit of its prompts.
+    void set_shape(const RunShape& shape);
     GenerationLayout layout() const;
-    std::string text_of(const Generation& generation) const;
 
-    const GenerateOptions& options_;
-    Model model_;
-    Log& log_;
-    std::function<void()> before_commit_;
+    Around around_;
     std::unique_ptr<Tokenizer> tokenizer_;
     std::optional<PromptFiles> prompt_files_;
     std::optional<RecordSource> source_;
     h5::Attributes fingerprint_;
     std::vector<bool> done_;
-    std::optional<ResultWriter> writer_;  // of the run's leader
-    std::optional<RunLock> lock_;         // of the others
-    std::optional<GroupWriter> member_;
     ResultSummary totals_;
     bool saving_ = false;  // in a writer: an error that ends the job may come from there
+
+  private:
+    virtual bool has_writer() const = 0;
+    virtual void write(Generation generation) = 0;
+    virtual void commit_part(bool only_if_old) = 0;
+    std::string text_of(const Generation& generation) const;
 };
 
 // The first field that `there` has otherwise than `here`, both as description() tells them.

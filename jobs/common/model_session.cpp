@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/common/model_session.h"
+
+namespace quadrille {
+
+// Groups are told apart before anything else: the watchdog must know who waits for whom.
+ModelSession::ModelSession(const ModelOptions& options, const RankStart& start)
+    : options_(options), start_(start), log_(start.session.rank() == 0) {
+    MpiSession& session = start_.session;
+    const std::vector<Placement> all =
+        agree(world(), "ranks", [&] { return place_ranks(session.hosts(), options_.tp); });
+    for (const Placement& placement : all) group_of_rank_.push_back(placement.group);
+    placement_ = all[static_cast<size_t>(session.rank())];
+    if (group_count() == 1) return;
+    group_ = session.split(placement_.group, placement_.rank_in_group);
+}
+
+void ModelSession::watch(std::chrono::seconds silence, std::function<void()> at_end) {
+    const MpiSession& session = start_.session;
+    fatal_.emplace(
+        Fatal::Rank{.rank = session.rank(), .size = session.size(), .host = session.host()},
+        position_, &MpiSession::abort);
+    if (at_end) fatal_->at_end(std::move(at_end));
+    fatal_->at_abort([this] {
+        if (device_.device_comm) device_.device_comm->abort();
+    });
+    if (silence.count() > 0) {
+        watchdog_.emplace(session, position_, *fatal_, start_.launcher, silence, group_of_rank_);
+    }
+}
+
+// Groups must agree in every bit, as ranks do; and where one fails, all do.
+void ModelSession::choose_backend() {
+    std::string name = options_.backend;
+    if (group_count() > 1 && name == "auto") {
+        name = world().max_host(gpu_count() > 0 ? 0 : 1) == 0 ? "cuda" : "cpu";
+    }
+    std::exception_ptr error;
+    try {
+        device_ = quadrille::choose_backend(name, options_.comm, start_.session, group(), log_);
+    } catch (const AgreedError&) {
+        error = std::current_exception();
+    }
+    agree_on(world(), "backend of all groups", error);
+}
+
+void ModelSession::read_checkpoint(int32_t k) {
+    agree(world(), "checkpoint", [&] {
+        models_.emplace(ModelChoice{.target = options_.target,
+                                    .draft = options_.draft,
+                                    .placement = options_.draft_placement,
+                                    .k = k},
+                        group().size(), group().rank());
+    });
+}
+
+void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm) {
+    agree(world(), "weights",
+          [&] { models_->load(backend(), comm, position_, limits, known_tokens); });
+}
+
+}  // namespace quadrille

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/generate/leader_files.h"
+
+#include "io/results/run_folder.h"
+#include "kernels/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace quadrille {
+
+RunShape LeaderFiles::claim() {
+    const GenerateOptions& options = around_.options;
+    RunShape run = shape();
+    set_shape(run);
+    if (options.strict) {  // a prompt that fills the context counts too
+        const std::string error = source_->first_error();
+        if (!error.empty()) throw Error(ErrorKind::input, fmt::format("{} (--strict)", error));
+    }
+    const bool overwrite = options.output_exists == OutputExists::overwrite;
+    if (options.dry_run) {
+        check_output(options.out, overwrite);
+        check_run(parts_folder(options.out), fingerprint_);
+        return run;
+    }
+    writer_.emplace(ResultOptions{.out = options.out,
+                                  .overwrite = overwrite,
+                                  .layout = layout(),
+                                  .records = source_->keys(),
+                                  .ids = source_->ids(),
+                                  .fingerprint = fingerprint_,
+                                  .locking = options.locking,
+                                  .before_commit = around_.before_commit});
+    for (const std::string& notice : writer_->notices()) around_.log.notice(notice);
+    done_ = writer_->done();
+    totals_ = writer_->resumed();
+    run.remaining = writer_->remaining();
+    if (writer_->restarts() > 0) {
+        around_.log.notice(fmt::format("going on with {}: {} of {} records are done",
+                                       parts_folder(options.out).string(), totals_.records,
+                                       run.records));
+    }
+    return run;
+}
+
+RunShape LeaderFiles::shape() const {
+    const int64_t longest = around_.config.max_position_embeddings;
+    if (around_.options.max_context > longest) {
+        throw Error(ErrorKind::usage, fmt::format("--max-context: expected at most {}, the model's "
+                                                  "max_position_embeddings, found {}",
+                                                  longest, around_.options.max_context));
+    }
+    RunShape run;
+    run.records = source_->record_count();
+    run.capacity =
+        around_.options.max_context > 0 ? around_.options.max_context : source_->largest_total();
+    run.capacity = std::clamp<int64_t>(run.capacity, 2, longest);
+    run.known_tokens = tokenizer_ ? tokenizer_->size() : around_.config.vocab_size;
+    run.stop_text = source_->has_stop_text();
+    return run;
+}
+
+void LeaderFiles::write(Generation generation) {
+    writer_->add(std::move(generation));
+}
+
+void LeaderFiles::commit_part(bool only_if_old) {
+    only_if_old ? writer_->commit_if_old() : writer_->commit();
+}
+
+void LeaderFiles::add_group(const GroupParts& parts, int64_t computed) {
+    writer_->add_group(parts, computed);
+}
+
+ResultSummary LeaderFiles::finish(RunFacts facts) {
+    facts.restarts = writer_->restarts();
+    facts.records_computed = writer_->computed();
+    saving_ = true;
+    ResultSummary totals = writer_->finish(provenance(around_.options, fingerprint_, facts));
+    saving_ = false;
+    return totals;
+}
+
+}  // namespace quadrille

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/generate/member_files.h"
+
+#include "io/results/run_folder.h"
+
+#include <filesystem>
+#include <utility>
+
+namespace quadrille {
+
+MemberFiles::MemberFiles(const Around& around, const RunShape& shape) : RunFiles(around) {
+    set_shape(shape);
+}
+
+void MemberFiles::join(int group, std::vector<bool> done) {
+    done_ = std::move(done);
+    const std::filesystem::path folder = parts_folder(around_.options.out);
+    lock_.emplace(folder, around_.options.locking, RunLock::kPatience, group);
+    writer_.emplace(GroupWriter::Options{.folder = folder,
+                                         .group = group,
+                                         .layout = layout(),
+                                         .run = run_name(fingerprint_),
+                                         .ids = source_->ids(),
+                                         .before_commit = around_.before_commit},
+                    *lock_);
+}
+
+void MemberFiles::write(Generation generation) {
+    writer_->add(std::move(generation));
+}
+
+void MemberFiles::commit_part(bool only_if_old) {
+    only_if_old ? writer_->commit_if_old() : writer_->commit();
+}
+
+}  // namespace quadrille
