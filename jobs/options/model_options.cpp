@@ -2,7 +2,7 @@
 #include "jobs/options/model_options.h"
 
 #include "jobs/options/common_flags.h"
-#include "runtime/engine.h"
+#include "runtime/prefill_plan.h"
 
 #include <fmt/format.h>
 
@@ -44,7 +44,7 @@ void add_machine_flags(CLI::App& app, ModelOptions& options, const MachineHelp& 
 
 void finish_model(ModelOptions& options) {
     need(!options.target.empty(), "--target", "a checkpoint folder (or EXL3_MODEL)");
-    options.max_batched_tokens -= options.max_batched_tokens % kPrefillGrid;
+    options.max_batched_tokens = prefill_floor(options.max_batched_tokens);
 }
 
 void check_drafts(const ModelOptions& options, int64_t k) {
