@@ -79,10 +79,10 @@ DeviceStep::DeviceStep(Backend& backend, Communicator& comm, Position& position,
       drafter_(drafter),
       options_(options),
       first_id_(static_cast<int32_t>(model.plan().vocab.begin)),
-      valid_(static_cast<int32_t>(std::clamp<int64_t>(
-          options.known_tokens - model.plan().vocab.begin, 0, model.plan().vocab.size()))),
+      valid_(known_ids(model.plan().vocab, options.known_tokens)),
       block_(drafter == nullptr ? 0 : drafter->backend_block()),
-      max_rows_(int64_t{model.limits().slots} * (options.max_k + 1)) {
+      max_rows_(int64_t{model.limits().slots} * (options.max_k + 1)),
+      best_(backend, comm, model.plan().vocab, options.known_tokens, max_rows_, 1) {
     require(drafter == nullptr || block_ > options.max_k, "a drafter that needs no host");
     require(!options.recorded || (backend.records() && comm.recordable()),
             "a backend and a communicator that can be recorded");
@@ -194,29 +194,22 @@ View<const int32_t> DeviceStep::draft(const Layout& layout, const Shape& shape) 
 // targets_: of each row the best over all ranks.
 void DeviceStep::choose(const Layout& layout, const Shape& shape, View<const float> logits) {
     const int32_t m = layout.rows;
-    const bool alone = comm_.size() == 1;
-    if (shape.drawn) {
-        auto* const scores = static_cast<double*>(own_.data());
-        auto* const ids = reinterpret_cast<int32_t*>(scores + m);
-        auto* const raw = reinterpret_cast<float*>(ids + m);
-        const SampleInput in{logits, input<SampleRow>(layout.draws), m, first_id_, valid_};
-        backend_.sample(scores, alone ? targets_.data() : ids, raw, in, {nullptr, m, 0});
-        if (alone) return;
-        const int64_t bytes = 16 * int64_t{m};
-        comm_.all_gather(all_.data(), own_.data(), bytes);
-        const auto* const all = static_cast<const double*>(all_.data());
-        backend_.merge_samples(targets_.data(), all, reinterpret_cast<const int32_t*>(all + m), m,
-                               comm_.size(), bytes);
+    if (!shape.drawn) {
+        best_.find({static_cast<float*>(own_.data()), m, 1}, {targets_.data(), m, 1}, logits);
         return;
     }
-    auto* const values = static_cast<float*>(own_.data());
-    auto* const ids = reinterpret_cast<int32_t*>(values + m);
-    backend_.argmax(values, alone ? targets_.data() : ids, logits, first_id_, valid_);
+    const bool alone = comm_.size() == 1;
+    auto* const scores = static_cast<double*>(own_.data());
+    auto* const ids = reinterpret_cast<int32_t*>(scores + m);
+    auto* const raw = reinterpret_cast<float*>(ids + m);
+    const SampleInput in{logits, input<SampleRow>(layout.draws), m, first_id_, valid_};
+    backend_.sample(scores, alone ? targets_.data() : ids, raw, in, {nullptr, m, 0});
     if (alone) return;
-    comm_.all_gather(all_.data(), own_.data(), 2 * m * kInt);
-    const auto* const all = static_cast<const float*>(all_.data());
-    backend_.merge_top_k({values, m, 1}, {targets_.data(), m, 1}, all,
-                         reinterpret_cast<const int32_t*>(all + m), comm_.size(), 2 * int64_t{m});
+    const int64_t bytes = 16 * int64_t{m};
+    comm_.all_gather(all_.data(), own_.data(), bytes);
+    const auto* const all = static_cast<const double*>(all_.data());
+    backend_.merge_samples(targets_.data(), all, reinterpret_cast<const int32_t*>(all + m), m,
+                           comm_.size(), bytes);
 }
 
 void DeviceStep::issue(const Layout& layout, const Shape& shape) {

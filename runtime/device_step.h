@@ -13,6 +13,7 @@
 #include "runtime/model/target_model.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/position.h"
+#include "runtime/sampling/best_over_ranks.h"
 
 #include <compare>
 #include <cstdint>
@@ -106,6 +107,7 @@ class DeviceStep {
     int32_t valid_;
     int32_t block_;     // of the drafter; 0: none
     int64_t max_rows_;  // verified at most
+    BestOverRanks best_;
     Buffer inputs_;
     void* staged_ = nullptr;
     Array<int32_t> tokens_, targets_;

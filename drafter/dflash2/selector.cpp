@@ -11,13 +11,11 @@ Selector::Selector(Backend& backend, Communicator& comm, WeightLoader& loader,
                    const DraftConfig& config, const Matrix& head, Range vocab, int64_t known,
                    int64_t slots)
     : backend_(backend),
-      comm_(comm),
       head_(head),
       block_(static_cast<int32_t>(config.block_size)),
-      first_id_(static_cast<int32_t>(vocab.begin)),
-      valid_(static_cast<int32_t>(std::clamp<int64_t>(known - vocab.begin, 0, vocab.size()))),
       rank_(config.selector_rank),
-      top_(rank_ > 0 ? config.selector_top_k : 1) {
+      top_(rank_ > 0 ? config.selector_top_k : 1),
+      best_(backend, comm, vocab, known, slots * (config.block_size - 1), top_) {
     const int64_t hidden = config.hidden_size;
     const int64_t rows = slots * (config.block_size - 1);
     if (rank_ > 0) {
@@ -36,26 +34,6 @@ Selector::Selector(Backend& backend, Communicator& comm, WeightLoader& loader,
     path_ = Array<int32_t>(backend, 1, rows);
     draws_ = Array<SampleRow>(backend, 1, slots);
     scores_ = Array<float>(backend, rows, top_);
-    if (comm.size() == 1) return;
-    offered_ = Array<float>(backend, 2, rows * top_);
-    gathered_ = Array<float>(backend, comm.size(), 2 * rows * top_);
-}
-
-void Selector::find_candidates(int64_t m) {
-    const View<float> values = values_.first(m);
-    const View<int32_t> ids = ids_.first(m);
-    if (comm_.size() == 1) {
-        backend_.top_k(values, ids, logits(), first_id_, valid_);
-        return;
-    }
-    // One exchange: values and, in the same words, ids.
-    const int64_t count = m * top_;
-    const auto as_ids = [](float* words) { return reinterpret_cast<int32_t*>(words); };
-    backend_.top_k({offered_.data(), m, top_}, {as_ids(offered_.data() + count), m, top_}, logits(),
-                   first_id_, valid_);
-    comm_.all_gather(gathered_.data(), offered_.data(), 2 * count * int64_t{sizeof(float)});
-    backend_.merge_top_k(values, ids, gathered_.data(), as_ids(gathered_.data() + count),
-                         comm_.size(), 2 * count);
 }
 
 const SampleRow* Selector::upload_draws(std::span<const DraftRequest> requests) {
@@ -77,7 +55,7 @@ View<const int32_t> Selector::walk(View<const float> hidden, int32_t k, const Dr
     rows_ = m;
     backend_.copy_rows(hidden_.first(m), hidden, pass.predict);
     backend_.linear(logits_.first(m), hidden_.first(m), head_);
-    find_candidates(m);
+    best_.find(values_.first(m), ids_.first(m), logits());
     View<const float> projected;
     if (rank_ > 0) {
         backend_.linear(projected_.first(m), hidden_.first(m), projection_);

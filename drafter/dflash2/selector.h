@@ -11,6 +11,7 @@
 #include "runtime/model/shard.h"
 #include "runtime/model/weights.h"
 #include "runtime/ranks/comm.h"
+#include "runtime/sampling/best_over_ranks.h"
 
 #include <cstdint>
 #include <span>
@@ -45,27 +46,22 @@ class Selector {
   private:
     // path_: of pass.rows.sequences; kept: scores_ too.
     View<const int32_t> walk(View<const float> hidden, int32_t k, const DraftPass& pass, bool kept);
-    // values_ and ids_: the best candidates of each row over the whole vocabulary.
-    void find_candidates(int64_t m);
     // The requests' draws in backend memory; nullptr where all are greedy and without a penalty.
     const SampleRow* upload_draws(std::span<const DraftRequest> requests);
 
     Backend& backend_;
-    Communicator& comm_;
     Matrix head_;
     int32_t block_;
-    int32_t first_id_;
-    int32_t valid_;
     int64_t rank_;  // of the selector; 0: none
     int64_t top_;   // candidates of a slot
+    BestOverRanks best_;
     Matrix predecessor_, successor_, projection_;
     std::vector<int32_t> staged_;
     Array<int32_t> index_;  // rows that predict (slots * k), then anchors (slots)
     Array<float> hidden_, logits_, projected_, values_;  // (slots * k, ...)
     Array<int32_t> ids_, path_;
-    Array<float> offered_, gathered_;  // values | ids of this rank, of all
-    Array<SampleRow> draws_;           // (slots)
-    Array<float> scores_;              // (slots * k, top)
+    Array<SampleRow> draws_;  // (slots)
+    Array<float> scores_;     // (slots * k, top)
     std::vector<SampleRow> staged_draws_;
     std::vector<int32_t> host_ids_;   // (requests * k, top)
     std::vector<float> host_scores_;  // (requests * k, top)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RAII over the HDF5 C library: files, groups, datasets, attributes. h5.cpp is the only file that
-// includes hdf5.h. Every call is checked; an error names file and object and carries the library's
-// own reason (its error stack is kept off stderr). Not thread safe: one thread at a time.
+// RAII over the HDF5 C library: files, groups, datasets, attributes. Only the h5*.cpp files include
+// hdf5.h, through h5_library.h. Every call is checked; an error names file and object and carries
+// the library's own reason (its error stack is kept off stderr). Not thread safe: one thread at a
+// time.
 //
 // Kinds of Error: io where a file cannot be opened, made, written or closed; input where it is not
 // HDF5, is truncated or damaged, lacks an object, or holds another type or shape than asked for.

@@ -112,4 +112,8 @@ ShardPlan plan_shards(const ModelConfig& config, int ranks, int rank) {
     return plan;
 }
 
+int32_t known_ids(const Range& vocab, int64_t known) {
+    return static_cast<int32_t>(std::clamp<int64_t>(known - vocab.begin, 0, vocab.size()));
+}
+
 }  // namespace quadrille

@@ -46,6 +46,9 @@ struct ShardPlan {
 // counts.
 ShardPlan plan_shards(const ModelConfig& config, int ranks, int rank);
 
+// How many ids of `vocab`, a rank's rows of the head, lie below `known`: those that may be chosen.
+int32_t known_ids(const Range& vocab, int64_t known);
+
 // One line per dimension that cannot be divided over `ranks` ranks; empty: `ranks` is legal.
 std::vector<std::string> shard_violations(const ModelConfig& config, int ranks);
 

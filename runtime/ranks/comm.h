@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicator: the ranks that hold one copy of the model. Everything is in rank order and exact:
-// no collective rounds. SelfComm (one rank) and MpiComm work on host memory, NcclComm on a GPU's; a
-// staged one makes a communicator of host memory serve any backend.
+// Communicator: the ranks that hold one copy of the model. Collectives move bytes, in rank order;
+// none computes with them, so none rounds. Backend memory is host memory for SelfComm (one rank)
+// and MpiComm, a GPU's for NcclComm; a staged communicator brings one of host memory to any
+// backend. The calls on host memory serve every communicator.
 #pragma once
 
 #include <cstdint>

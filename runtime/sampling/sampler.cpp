@@ -96,7 +96,7 @@ Sampler::Sampler(Backend& backend, Communicator& comm, Range vocab, int64_t know
     : backend_(backend),
       comm_(comm),
       first_id_(static_cast<int32_t>(vocab.begin)),
-      valid_(static_cast<int32_t>(std::clamp<int64_t>(known - vocab.begin, 0, vocab.size()))),
+      valid_(known_ids(vocab, known)),
       max_rows_(max_rows),
       greedy_(backend, comm, max_rows * int64_t{sizeof(float) + sizeof(int32_t)} + 16),
       rank_candidates_(backend, comm, {first_id_, int64_t{first_id_} + valid_}, max_rows,

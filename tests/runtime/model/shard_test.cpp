@@ -110,5 +110,14 @@ TEST(PlanShards, KeepsHeadsWhole) {
     EXPECT_NE(violations[0].find("MLA heads"), std::string::npos);
 }
 
+TEST(KnownIds, AreThoseOfThePartBelowTheFirstUnknownOne) {
+    const Range part{.begin = 128, .end = 256};
+    EXPECT_EQ(known_ids(part, 1000), 128);
+    EXPECT_EQ(known_ids(part, 256), 128);
+    EXPECT_EQ(known_ids(part, 130), 2);
+    EXPECT_EQ(known_ids(part, 128), 0);
+    EXPECT_EQ(known_ids(part, 5), 0);
+}
+
 }  // namespace
 }  // namespace quadrille
