@@ -2,6 +2,7 @@
 #include "runtime/engine.h"
 
 #include "kernels/error.h"
+#include "runtime/seconds.h"
 
 #include <fmt/format.h>
 
@@ -13,10 +14,6 @@ namespace quadrille {
 namespace {
 
 constexpr int64_t kCompareEvery = 64;  // steps between checks that all ranks agree
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Time from one call to the next, added to a part.
 class Laps {

@@ -2,6 +2,7 @@
 #include "jobs/bench/machine_rates.h"
 
 #include "kernels/buffer.h"
+#include "runtime/seconds.h"
 
 #include <algorithm>
 #include <array>
@@ -20,10 +21,6 @@ constexpr double kLongEnough = 2e-3;           // seconds of one timing
 constexpr double kPatience = 0.1;              // seconds of all timings of one kind
 constexpr int kTimings = 5;
 constexpr int64_t kLargestMessage = int64_t{64} << 20;  // larger ones count in proportion
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double read_rate(Backend& backend) {
     constexpr int64_t kInputs = 4096;
