@@ -66,6 +66,27 @@ void check_openable(const std::filesystem::path& path, int flags, const char* ve
                     fmt::format("{}: cannot {}: not a regular file", path.string(), verb));
 }
 
+// A soft or external link must lead to something.
+void check_link(int64_t group, const std::string& path, const std::string& where) {
+    H5L_info_t info;
+    check(H5Lget_info(group, path.c_str(), &info, H5P_DEFAULT), ErrorKind::input, where, "no link");
+    if (info.type == H5L_TYPE_HARD) return;
+    if (const Id object(H5Oopen(group, path.c_str(), H5P_DEFAULT), close_any); object.valid())
+        return;
+    const std::string reason = library_reason();
+    std::string value(info.u.val_size, '\0');
+    check(H5Lget_val(group, path.c_str(), value.data(), value.size(), H5P_DEFAULT),
+          ErrorKind::input, where, "cannot read the link");
+    const char* file = nullptr;
+    const char* object = value.c_str();
+    if (info.type == H5L_TYPE_EXTERNAL)
+        check(H5Lunpack_elink_val(value.data(), value.size(), nullptr, &file, &object),
+              ErrorKind::input, where, "cannot read the link");
+    throw Error(ErrorKind::input, fmt::format("{}: a link to {}{}{}, which is not there: {}", where,
+                                              file == nullptr ? "" : file,
+                                              file == nullptr ? "" : ":", object, reason));
+}
+
 }  // namespace
 
 Id& Id::operator=(Id&& other) noexcept {
@@ -104,11 +125,14 @@ std::vector<std::string> Group::names() const {
 
 int Group::kind_of(const std::string& path) const {
     for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-        if (H5Lexists(id_.get(), path.substr(0, end).c_str(), H5P_DEFAULT) <= 0) return -1;
+        const std::string start = path.substr(0, end);
+        if (H5Lexists(id_.get(), start.c_str(), H5P_DEFAULT) <= 0) return -1;
+        check_link(id_.get(), start, prefix_ + start);
         if (end == std::string::npos) break;
     }
-    const Id object(H5Oopen(id_.get(), path.c_str(), H5P_DEFAULT), close_any);
-    return object.valid() ? static_cast<int>(H5Iget_type(object.get())) : -1;
+    const Id object = own(H5Oopen(id_.get(), path.c_str(), H5P_DEFAULT), ErrorKind::input,
+                          prefix_ + path, "cannot open");
+    return static_cast<int>(H5Iget_type(object.get()));
 }
 
 bool Group::has(const std::string& path) const {

@@ -92,6 +92,11 @@ class Dataset : public Object {
     int64_t row_elements() const { return row_elements_; }
     std::string describe() const;  // "int32 [17, 2]"
 
+    // Error{input} naming what the file declares and does not hold: chunks that were never written,
+    // external files or virtual sources that are missing or short. HDF5 reads fill values for most
+    // of them. The first read asks it.
+    void require_data() const;
+
     // Rows first … first + count - 1 in row-major order. An integer T reads any integer type and
     // throws Error{input} naming dataset and index for a value that T cannot hold; a floating T
     // reads any floating type.
@@ -119,15 +124,18 @@ class Dataset : public Object {
     void transfer_in(int64_t memory_type, int64_t first, int64_t count, void* out) const;
     void transfer_out(int64_t memory_type, int64_t first, int64_t count, const void* data);
     int64_t grow(int64_t rows);
+    [[noreturn]] void fail_to_read() const;  // names a filter that this library lacks
 
     Type type_;
     std::vector<int64_t> shape_;
     int64_t row_elements_ = 1;
+    mutable bool data_there_ = false;  // require_data has passed, or we write the dataset
 };
 
 class Group : public Object {
   public:
     std::vector<std::string> names() const;  // of the objects in it, sorted
+    // Error{input}: `path` leads over a link to what is not there.
     bool has(const std::string& path) const;
     bool has_group(const std::string& path) const;
     bool has_dataset(const std::string& path) const;

@@ -93,14 +93,17 @@ std::string Dataset::describe() const {
 void Dataset::transfer_in(int64_t memory_type, int64_t first, int64_t count, void* out) const {
     require_rows(shape_, first, count, where_);
     if (count == 0 || row_elements_ == 0) return;
+    if (!data_there_) require_data();
+    data_there_ = true;
     const RowSelection rows(id_.get(), shape_, first, count, where_);
-    check(H5Dread(id_.get(), memory_type, rows.memory.get(), rows.file.get(), H5P_DEFAULT, out),
-          ErrorKind::input, where_, "cannot read");
+    if (H5Dread(id_.get(), memory_type, rows.memory.get(), rows.file.get(), H5P_DEFAULT, out) < 0)
+        fail_to_read();
 }
 
 void Dataset::transfer_out(int64_t memory_type, int64_t first, int64_t count, const void* data) {
     require_rows(shape_, first, count, where_);
     if (count == 0 || row_elements_ == 0) return;
+    data_there_ = true;
     const RowSelection rows(id_.get(), shape_, first, count, where_);
     check(H5Dwrite(id_.get(), memory_type, rows.memory.get(), rows.file.get(), H5P_DEFAULT, data),
           ErrorKind::io, where_, "cannot write");

@@ -98,7 +98,7 @@ TEST(H5, DescribesWhatItDoesNotRead) {
     EXPECT_EQ(file.dataset("null").rows(), 0);
     expect_error(ErrorKind::input, {"/compound", "compound [2]"},
                  [&] { file.dataset("compound").read<int32_t>(0, 1); });
-    EXPECT_FALSE(file.has("link"));
+    expect_error(ErrorKind::input, {"foreign.h5:/link", "/nowhere"}, [&] { file.has("link"); });
     EXPECT_FALSE(file.has("nothing/here"));
     EXPECT_TRUE(file.has_group("strings"));
     EXPECT_FALSE(file.has_group("bool"));
