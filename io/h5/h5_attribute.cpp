@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace quadrille::h5 {
@@ -41,6 +42,8 @@ Value read_attribute(int64_t attribute, const std::string& where) {
         return scalar_or_list(collect_strings(type_id.get(), count, read), scalar);
     return {};
 }
+
+constexpr size_t kLargest = 64'000;  // bytes; an object's header holds 64 KB
 
 void write_attribute(int64_t object, const std::string& name, int64_t type, int64_t memory,
                      const Id& space, const void* data, const std::string& where) {
@@ -110,6 +113,11 @@ void Object::set_attribute(const std::string& name, const Value& value) {
             own(count < 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(1, &extent, nullptr),
                 ErrorKind::internal, where, "no dataspace");
         const Id type = file_type(element);
+        const size_t bytes =
+            H5Tget_size(type.get()) * static_cast<size_t>(std::max<int64_t>(count, 1));
+        if (bytes > kLargest)
+            throw Error(ErrorKind::internal,
+                        fmt::format("{}: a list of {} values belongs in a dataset", where, count));
         write_attribute(id_.get(), name, type.get(), memory, space, data, where);
     };
     const auto write_text = [&](std::span<const std::string> values, int64_t count) {

@@ -3,6 +3,7 @@
 
 #include "io/digest.h"
 #include "io/h5/schema.h"
+#include "io/h5/seal.h"
 #include "io/text/utf8.h"
 #include "kernels/error.h"
 
@@ -54,6 +55,11 @@ void refuse_duplicates(const std::vector<T>& ids, const std::string& where) {
                                                       where, order[i - 1], order[i], id(order[i])));
 }
 
+h5::File open_sound(const std::filesystem::path& path) {
+    refuse_broken_seal(path);
+    return h5::File::open(path);
+}
+
 void expect_list(const h5::Dataset& dataset, h5::TypeClass kind, const char* expected) {
     if (dataset.type().kind != kind || dataset.shape().size() != 1)
         throw Error(ErrorKind::input, fmt::format("{}: expected {}, found {}", dataset.where(),
@@ -75,7 +81,7 @@ void check_tokens(Prompt& prompt, const PromptLimits& limits) {
 
 PromptReader::PromptReader(const std::filesystem::path& path, const RecordOptions& defaults,
                            const std::set<std::string>& honoured)
-    : path_(path), file_(h5::File::open(path)) {
+    : path_(path), file_(open_sound(path)) {
     schema::expect_kind(file_, schema::kPrompts, notices_);
     const h5::Group prompts = file_.group("prompts");
     open_prompts(prompts);

@@ -4,6 +4,7 @@
 
 #include "io/files.h"
 #include "io/h5/schema.h"
+#include "io/h5/seal.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
@@ -186,6 +187,7 @@ void PromptWriter::finish() {
     datasets_.clear();
     prompts_.reset();
     file_->close();
+    seal_file(partial_);
     rename_durably(partial_, out_);
     file_.reset();
 }

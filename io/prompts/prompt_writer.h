@@ -54,7 +54,7 @@ class PromptWriter {
 
     // The prompt must be of the file's form; integer ids are written as text into a string column.
     void add(PromptRecord record);
-    // Writes what is left, closes, syncs and renames. Nothing may be added afterwards.
+    // Writes what is left, closes, seals, syncs and renames. Nothing may be added afterwards.
     void finish();
     int64_t records() const { return records_; }
 

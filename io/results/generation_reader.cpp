@@ -2,6 +2,7 @@
 #include "io/results/generation_reader.h"
 
 #include "io/h5/schema.h"
+#include "io/h5/seal.h"
 #include "io/prompts/prompt_options.h"
 #include "kernels/error.h"
 
@@ -40,6 +41,12 @@ void share_out(const std::vector<T>& values, const int64_t* bounds, int64_t widt
     }
 }
 
+// Seals of parts are looked at by those who take parts up: they are opened again and again.
+h5::File open_sound(const std::filesystem::path& path, const std::string& kind) {
+    if (kind == schema::kGenerations) refuse_broken_seal(path);
+    return h5::File::open(path);
+}
+
 template <typename Enum>
 Enum to_enum(int32_t value, const std::vector<std::string>& names, const h5::Dataset& dataset,
              int64_t row) {
@@ -52,7 +59,7 @@ Enum to_enum(int32_t value, const std::vector<std::string>& names, const h5::Dat
 }  // namespace
 
 GenerationReader::GenerationReader(const std::filesystem::path& path, const std::string& kind)
-    : path_(path), file_(h5::File::open(path)) {
+    : path_(path), file_(open_sound(path, kind)) {
     std::vector<std::string> notices;
     schema::expect_kind(file_, kind, notices);
     const h5::Group generations = file_.group("generations");
@@ -93,9 +100,18 @@ void GenerationReader::open_optional() {
     if (!layout_.origin) return;
     source_ = open("generations/source", TypeClass::integer, {records_});
     sample_ = open("generations/sample", TypeClass::integer, {records_});
+    layout_.sources = source_names();
+}
+
+// Older files have them as an attribute of `source`.
+std::vector<std::string> GenerationReader::source_names() const {
+    if (file_.has("generations/source_names")) {
+        const h5::Dataset names = file_.dataset("generations/source_names");
+        return names.read_strings(0, names.rows());
+    }
     const auto names = source_->attribute(schema::kNamesAttribute);
-    if (names && std::holds_alternative<std::vector<std::string>>(*names))
-        layout_.sources = std::get<std::vector<std::string>>(*names);
+    const auto* list = names ? std::get_if<std::vector<std::string>>(&*names) : nullptr;
+    return list == nullptr ? std::vector<std::string>() : *list;
 }
 
 void GenerationReader::open_acceptance() {

@@ -17,7 +17,7 @@ namespace quadrille {
 
 class GenerationReader {
   public:
-    // `kind`: schema::kGenerations or schema::kPart.
+    // `kind`: schema::kGenerations, whose seal, if any, must hold, or schema::kPart.
     GenerationReader(const std::filesystem::path& path, const std::string& kind);
 
     const std::filesystem::path& path() const { return path_; }
@@ -36,6 +36,7 @@ class GenerationReader {
     h5::Dataset open(const std::string& path, h5::TypeClass kind,
                      const std::vector<int64_t>& shape) const;
     void open_optional();
+    std::vector<std::string> source_names() const;
     void open_acceptance();
     void open_logprobs();
     void read_columns(int64_t first, std::vector<Generation>& out) const;

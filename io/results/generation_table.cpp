@@ -160,7 +160,11 @@ GenerationTable::GenerationTable(h5::Group& root, const GenerationLayout& layout
     if (layout_.text) text_ = generations.create_dataset("text", Element::string, {n});
     if (layout_.origin) {
         source_ = generations.create_dataset("source", Element::i32, {n});
-        source_->set_attribute(schema::kNamesAttribute, layout_.sources);
+        if (!layout_.sources.empty()) {
+            h5::Dataset names = generations.create_dataset("source_names", Element::string,
+                                                           {std::ssize(layout_.sources)});
+            put(names, 0, layout_.sources);
+        }
         sample_ = generations.create_dataset("sample", Element::i32, {n});
     }
 

@@ -112,6 +112,7 @@ PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std:
       layout_(std::move(layout)),
       run_(std::move(run)),
       before_commit_(std::move(before_commit)) {
+    layout_.sources.clear();  // the names are the whole file's
     for (const fs::path& part : list_parts(folder_))
         if (part.filename().string().starts_with(part_prefix(group_)))
             next_part_ = std::max(next_part_, part_number(part) + 1);

@@ -38,6 +38,18 @@ void accumulate(std::vector<int64_t>& lengths) {
     std::exclusive_scan(lengths.begin(), lengths.end(), lengths.begin(), int64_t{0});
 }
 
+// An attribute holds 64 KB at most: lists, which are as long as there are ranks, become datasets.
+void write_provenance(h5::Group group, const h5::Attributes& facts) {
+    for (const auto& [name, value] : facts) {
+        const auto* list = std::get_if<std::vector<std::string>>(&value);
+        if (list == nullptr)
+            group.set_attribute(name, value);
+        else
+            group.create_dataset(name, h5::Element::string, {std::ssize(*list)})
+                .write_strings(0, *list);
+    }
+}
+
 }  // namespace
 
 std::vector<RecordKey> first_records(int64_t count) {
@@ -254,7 +266,7 @@ ResultSummary ResultWriter::assemble(const fs::path& whole, const h5::Attributes
         .set_attributes({{"accepted_per_step", summary.accepted_per_step()},
                          {"emitted_per_step", summary.emitted_per_step()},
                          {"accept_length", summary.accept_length()}});
-    file.create_group("provenance").set_attributes(provenance);
+    write_provenance(file.create_group("provenance"), provenance);
     file.set_attribute(schema::kErrorsAttribute, summary.errors);
     file.set_attribute(schema::kCompleteAttribute, int64_t{1});
     file.close();
@@ -270,6 +282,7 @@ ResultSummary ResultWriter::finish(const h5::Attributes& provenance) {
     ResultSummary summary;
     try {
         summary = assemble(whole, provenance);
+        seal_file(whole);
         if (options_.before_commit) options_.before_commit();
         rename_durably(whole, options_.out);
     } catch (...) {

@@ -3,10 +3,12 @@
 
 #include "io/h5/h5.h"
 #include "io/h5/schema.h"
+#include "io/h5/seal.h"
 #include "io/prompts/prompt_reader.h"
 #include "io/results/generation_reader.h"
 #include "io/results/result_writer.h"
 #include "jobs/common/table.h"
+#include "kernels/error.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -22,6 +24,7 @@ namespace {
 constexpr int64_t kSlice = 256;
 constexpr int64_t kTextWidth = 60;
 constexpr size_t kTokensShown = 12;
+constexpr int64_t kListShown = 64;  // of a list, more than a line holds
 
 std::string ratio(double value) {
     return std::isnan(value) ? "-" : fmt::format("{:.4f}", value);
@@ -36,10 +39,14 @@ std::string share(int64_t part, int64_t whole) {
 void add_datasets(const h5::Group& group, const std::string& path, Table& table) {
     for (const std::string& name : group.names()) {
         const std::string full = path + "/" + name;
-        if (group.has_dataset(name))
-            table.row({full, group.dataset(name).describe()});
-        else if (group.has_group(name))
-            add_datasets(group.group(name), full, table);
+        try {
+            if (group.has_dataset(name))
+                table.row({full, group.dataset(name).describe()});
+            else if (group.has_group(name))
+                add_datasets(group.group(name), full, table);
+        } catch (const Error& error) {  // a link to nothing, in a place that is not read
+            table.row({full, error.what()});
+        }
     }
 }
 
@@ -49,12 +56,31 @@ std::string dataset_table(const h5::File& file) {
     return table.empty() ? "" : '\n' + table.text();
 }
 
+void add_fact(const std::string& name, const h5::Value& value, Table& table) {
+    table.row({name, excerpt(h5::describe(value), 100)});
+}
+
 // One line an attribute; strings of several lines become one.
 std::string attribute_table(const h5::Object& object) {
     Table table("ll");
-    for (const auto& [name, value] : object.attributes())
-        table.row({name, excerpt(h5::describe(value), 100)});
+    for (const auto& [name, value] : object.attributes()) add_fact(name, value, table);
     return table.text();
+}
+
+// Its lists are datasets; in older files they are attributes too.
+std::string provenance_table(const h5::Group& provenance) {
+    Table table("ll");
+    for (const auto& [name, value] : provenance.attributes()) add_fact(name, value, table);
+    for (const std::string& name : provenance.names()) {
+        const h5::Dataset list = provenance.dataset(name);
+        add_fact(name, list.read_strings(0, std::min(list.rows(), kListShown)), table);
+    }
+    return table.text();
+}
+
+std::string seal_text(const std::filesystem::path& path) {
+    return seal_of(path) == Seal::holds ? "holds: the file is as it was written"
+                                        : "none: another program wrote or changed the file";
 }
 
 std::string token_list(std::span<const int32_t> tokens) {
@@ -241,7 +267,8 @@ std::string describe_prompts(const std::filesystem::path& path, int64_t limit) {
         .row({"record errors", totals.errors == 0
                                    ? "none"
                                    : fmt::format("{}; {}", totals.errors, totals.first_error)})
-        .row({"digest", reader.digest()});
+        .row({"digest", reader.digest()})
+        .row({"seal", seal_text(path)});
     return fmt::format("{}: prompts, format {}\n", path.string(), schema::kFormat) +
            indented(reader.notices()) + table.text() + dataset_table(h5::File::open(path)) +
            prompt_records(reader, limit);
@@ -254,6 +281,7 @@ std::string describe_generations(const std::filesystem::path& path, const std::s
     Table table("ll");
     table.row({"records", fmt::format("{}", reader.record_count())})
         .row({"tokens", fmt::format("{}", totals.sums.tokens)})
+        .row({"seal", seal_text(path)})
         .row({"status", named_counts(totals.status, schema::kStatusNames)})
         .row({"finish reasons", named_counts(totals.finish, schema::kFinishNames)})
         .row({"statistics", totals.violations == 0
@@ -267,7 +295,7 @@ std::string describe_generations(const std::filesystem::path& path, const std::s
                       table.text() + dataset_table(reader.file()) +
                       acceptance_table(totals.sums, reader.layout().k);
     if (reader.file().has_group("provenance"))
-        out += "\nprovenance\n" + attribute_table(reader.file().group("provenance"));
+        out += "\nprovenance\n" + provenance_table(reader.file().group("provenance"));
     return out + generation_records(reader, limit);
 }
 

@@ -3,6 +3,7 @@
 
 #include "io/h5/h5.h"
 #include "io/h5/schema.h"
+#include "io/h5/seal.h"
 #include "io/results/result_files.h"
 #include "jobs/files/checkpoint_summary.h"
 #include "jobs/files/file_summary.h"
@@ -21,9 +22,12 @@ namespace fs = std::filesystem;
 
 // OUT.parts of a run that has not finished.
 std::string describe_parts(const fs::path& folder, int64_t limit) {
+    refuse_broken_seal(folder / "run.h5");
     std::string out = describe_any(folder / "run.h5", schema::kRun);
-    for (const fs::path& part : list_parts(folder))
+    for (const fs::path& part : list_parts(folder)) {
+        refuse_broken_seal(part);
         out += '\n' + describe_generations(part, schema::kPart, limit);
+    }
     return out;
 }
 
@@ -34,6 +38,7 @@ std::string describe_path(const fs::path& path, int64_t limit) {
     if (fs::is_directory(path, ignored))
         return fs::exists(path / "run.h5", ignored) ? describe_parts(path, limit)
                                                     : describe_checkpoint(path);
+    refuse_broken_seal(path);
     std::vector<std::string> notices;
     const std::string kind = schema::kind_of(h5::File::open(path), notices);
     if (kind == schema::kPrompts) return describe_prompts(path, limit);
