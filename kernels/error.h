@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one error type of the program. A message names the thing, what was expected and what was
-// found; the kind is the process's exit code (docs/design.md §8).
+// The one error type of the program, and every exit code. A message names the thing, what was
+// expected and what was found; the kind is the process's exit code (docs/design.md §8).
 #pragma once
 
 #include <source_location>
@@ -10,6 +10,11 @@
 namespace quadrille {
 
 enum class ErrorKind : int { usage = 2, input = 3, io = 4, device = 5, comm = 6, internal = 7 };
+
+// Exit codes of jobs that ended as they should.
+inline constexpr int kSuccess = 0;
+inline constexpr int kRecordErrors = 1;  // generate --fail-on-error, and a record had an error
+inline constexpr int kResumable = 75;    // generate ended on request before its records did
 
 const char* name(ErrorKind kind);
 

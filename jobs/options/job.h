@@ -20,11 +20,6 @@ class App;
 
 namespace quadrille {
 
-// Exit codes of jobs that ended as they should; an error's is its kind (kernels/error.h).
-inline constexpr int kSuccess = 0;
-inline constexpr int kRecordErrors = 1;  // generate --fail-on-error, and a record had an error
-inline constexpr int kResumable = 75;    // generate ended on request before its records did
-
 struct Invocation {
     std::vector<std::string> arguments;    // without the program's name
     std::vector<std::string> environment;  // NAME=value of the names in options/environment.h
