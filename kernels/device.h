@@ -35,6 +35,8 @@ class Device {
     virtual void release(void* pointer) noexcept = 0;
     virtual void* allocate_host(int64_t bytes) = 0;  // pinned where that means something
     virtual void release_host(void* pointer) noexcept = 0;
+    // host of allocate_host is read when the copy runs, and stays as it is until then; any other
+    // may be reused on return.
     virtual void upload(void* to, const void* host, int64_t bytes) = 0;
     virtual void download(void* host, const void* from, int64_t bytes) = 0;
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;

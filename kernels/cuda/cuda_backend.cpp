@@ -6,8 +6,10 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 
 namespace quadrille::cuda {
 
@@ -104,8 +106,20 @@ void CudaBackend::release_host(void* pointer) noexcept {
     host_memory_.erase(pointer);
 }
 
+bool CudaBackend::is_pinned(const void* host, int64_t bytes) const {
+    const auto after = host_memory_.upper_bound(host);
+    if (after == host_memory_.begin()) return false;
+    const auto& [start, buffer] = *std::prev(after);
+    const auto* const end = static_cast<const std::byte*>(start) + buffer.bytes();
+    return static_cast<const std::byte*>(host) + bytes <= end;
+}
+
 void CudaBackend::upload(void* to, const void* host, int64_t bytes) {
     if (bytes <= 0) return;
+    if (!is_pinned(host, bytes)) {
+        require(!stream_.is_capturing(), "a recorded upload: from memory of allocate_host");
+        return ring_.upload(to, host, bytes);
+    }
     CUDA_CHECK(cudaMemcpyAsync(to, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
                                stream_.get()));
 }

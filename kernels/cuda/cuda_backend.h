@@ -9,6 +9,7 @@
 #include "kernels/cuda/kernel_set.h"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/products.h"
+#include "kernels/cuda/upload_ring.h"
 #include "kernels/cuda/workspace.h"
 
 #include <cstdint>
@@ -52,9 +53,12 @@ class CudaBackend final : public Backend {
 #undef QUADRILLE_OP
 
   private:
+    bool is_pinned(const void* host, int64_t bytes) const;
+
     std::string device_name_;
     Stream stream_;
     KernelSet kernels_;
+    UploadRing ring_{stream_};
     Workspace workspace_{stream_};
     Products products_{stream_, kernels_, workspace_};
     Moe moe_{*this, products_, stream_, kernels_, workspace_};

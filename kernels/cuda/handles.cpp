@@ -74,7 +74,7 @@ DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
     memory_ = Owned<void*, cudaFree>(memory);
 }
 
-PinnedBuffer::PinnedBuffer(int64_t bytes) {
+PinnedBuffer::PinnedBuffer(int64_t bytes) : bytes_(bytes) {
     require(bytes >= 0, "pinned buffer of a non-negative size");
     if (bytes == 0) return;
     void* memory = nullptr;

@@ -127,9 +127,11 @@ class PinnedBuffer {
     PinnedBuffer() = default;
     explicit PinnedBuffer(int64_t bytes);
     void* data() const { return memory_.get(); }
+    int64_t bytes() const { return bytes_; }
 
   private:
     Owned<void*, cudaFreeHost> memory_;
+    int64_t bytes_ = 0;
 };
 
 }  // namespace quadrille::cuda

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -250,6 +251,32 @@ TEST_F(CudaRows, MemoryIsZeroedCopiedAndRefusedWhenTooLarge) {
     // An error of the past is not held against the next op.
     gpu_->add(a.view(), b.view());
     expect_error(ErrorKind::device, {"GPU 99"}, [] { make_backend("cuda", 99); });
+}
+
+// Behind work that keeps the device busy: memory that is overwritten as soon as upload returns.
+TEST_F(CudaRows, UploadsKeepWhatTheyWereGiven) {
+    constexpr int64_t kWide = int64_t{1} << 20;
+    OnDevice<float> sum(*gpu_, 64, kWide);
+    OnDevice<float> in(*gpu_, 64, kWide);
+    for (const int64_t count : {1, 63, 1000, (4 << 18) - 1, (4 << 18) + 5, 5 << 20}) {
+        const int rounds = count < 2000 ? 9000 : 3;
+        Array<int32_t> to(*gpu_, rounds, count);
+        std::vector<int32_t> from(static_cast<size_t>(count));
+        for (int i = 0; i < 8; ++i) gpu_->add(sum.view(), in.view());
+        for (int r = 0; r < rounds; ++r) {
+            for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<int32_t>(i) * 7 + r;
+            gpu_->upload(to.view().row(r), from.data(), count * int64_t{sizeof(int32_t)});
+            std::fill(from.begin(), from.end(), -1);
+        }
+        const std::vector<int32_t> found = to.download();
+        int64_t wrong = 0;
+        for (int r = 0; r < rounds; ++r) {
+            for (int64_t i = 0; i < count; ++i) {
+                wrong += found[static_cast<size_t>(r * count + i)] != i * 7 + r ? 1 : 0;
+            }
+        }
+        EXPECT_EQ(wrong, 0) << count << " numbers at a time";
+    }
 }
 
 }  // namespace
