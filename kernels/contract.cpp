@@ -82,6 +82,9 @@ void linear(View<float> out, View<const float> in, const Matrix& weight) {
     require(out.rows == in.rows && out.cols == weight.n && in.cols == weight.k,
             "linear: out (m, n), in (m, k)");
 }
+void linears(std::span<const Product> group) {
+    for (const Product& product : group) linear(product.out, product.in, product.weight);
+}
 void swiglu(View<float> out, View<const float> gate, View<const float> up, float) {
     require(same_shape(out, gate), "swiglu: out and gate have one shape");
     require(same_shape(out, up), "swiglu: out and up have one shape");

@@ -9,6 +9,7 @@
 #include "kernels/view.h"
 
 #include <cstdint>
+#include <span>
 
 namespace quadrille {
 
@@ -29,6 +30,13 @@ struct Rows {
     // true (prefill): KDA state after these rows is stored and nothing stays pending.
     // false (decode): the rows become the pending ones.
     bool commit = false;
+};
+
+// One product of a group: out (m, n) = in (m, k) W^T (+ bias).
+struct Product {
+    View<float> out;
+    View<const float> in;
+    Matrix weight;
 };
 
 struct HyperParams {

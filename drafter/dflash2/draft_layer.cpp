@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace quadrille {
 
@@ -96,8 +97,8 @@ void DraftLayer::append(View<const float> features, const uint8_t* write, const 
                         DraftScratch& scratch) const {
     const View<float> key = scratch.key.first(rows.m);
     const View<float> value = scratch.value.first(rows.m);
-    backend_.linear(key, features, key_);
-    backend_.linear(value, features, value_);
+    const std::array<Product, 2> products = {{{key, features, key_}, {value, features, value_}}};
+    backend_.linears(products);
     backend_.draft_append(cache(), key, value, k_norm_, write, params_, rows);
 }
 
@@ -141,9 +142,9 @@ void DraftLayer::forward(View<float> hidden, const Rows& rows, DraftScratch& scr
     const View<float> key = scratch.key.first(m);
     const View<float> value = scratch.value.first(m);
     const View<const float> attended = enter(hidden, input_norm_, attention_conv_, scratch);
-    backend_.linear(query, attended, query_);
-    backend_.linear(key, attended, key_);
-    backend_.linear(value, attended, value_);
+    const std::array<Product, 3> heads = {
+        {{query, attended, query_}, {key, attended, key_}, {value, attended, value_}}};
+    backend_.linears(heads);
     const View<float> out = scratch.out.first(m);
     backend_.draft_attention(out, {query, key, value, q_norm_, k_norm_}, cache(), params_, rows);
     backend_.linear(scratch.sum.first(m), out, out_);
@@ -152,8 +153,8 @@ void DraftLayer::forward(View<float> hidden, const Rows& rows, DraftScratch& scr
     const View<float> gate = scratch.gate.first(m);
     const View<float> up = scratch.up.first(m);
     const View<const float> gated = enter(hidden, post_norm_, mlp_conv_, scratch);
-    backend_.linear(gate, gated, mlp_.gate);
-    backend_.linear(up, gated, mlp_.up);
+    const std::array<Product, 2> inner = {{{gate, gated, mlp_.gate}, {up, gated, mlp_.up}}};
+    backend_.linears(inner);
     backend_.swiglu(gate, gate, up, kNoLimit);
     backend_.linear(scratch.sum.first(m), gate, mlp_.down);
     leave(hidden, mlp_conv_, scratch, reduce);

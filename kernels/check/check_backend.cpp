@@ -107,6 +107,13 @@ void CheckBackend::linear(View<float> out, View<const float> in, const Matrix& w
         b.linear(at(out), at(in), at(weight));
     });
 }
+void CheckBackend::linears(std::span<const Product> group) {
+    OpCall check = call("linears");
+    for (const Product& product : group) {
+        check.out("out", product.out, allowance_of(product.weight));
+    }
+    check.run([&](Backend& b, auto&& at) { b.linears(at(group)); });
+}
 void CheckBackend::swiglu(View<float> out, View<const float> gate, View<const float> up,
                           float limit) {
     call("swiglu")

@@ -106,6 +106,16 @@ const SampleRow* ToHost::operator()(const SampleRow* work, int64_t count) {
     return rows.data();
 }
 
+std::span<const Product> ToHost::operator()(std::span<const Product> work) {
+    std::vector<Product>& products = products_.emplace_back(work.begin(), work.end());
+    for (Product& product : products) {
+        product.out = (*this)(product.out);
+        product.in = (*this)(product.in);
+        product.weight = (*this)(product.weight);
+    }
+    return products;
+}
+
 KdaPass ToHost::operator()(KdaPass work) const {
     work.out = (*this)(work.out);
     work.qkv = (*this)(work.qkv);

@@ -59,6 +59,7 @@ class ToHost {
     IndexCache operator()(IndexCache work) const;
     DraftCache operator()(DraftCache work) const;
     KdaWeights operator()(KdaWeights work, const KdaParams& params) const;
+    std::span<const Product> operator()(std::span<const Product> work);
     KdaPass operator()(KdaPass work) const;
     DraftBlock operator()(DraftBlock work, const DraftAttentionParams& params) const;
     MoeWeights operator()(MoeWeights work);
@@ -69,6 +70,7 @@ class ToHost {
   private:
     const Mirror& mirror_;
     std::deque<std::vector<Mlp>> experts_;
+    std::deque<std::vector<Product>> products_;
     std::deque<std::vector<SampleRow>> samples_;
 };
 

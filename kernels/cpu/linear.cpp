@@ -123,4 +123,9 @@ void native_rows_plain(float* out, int64_t out_stride, const NativeRows& rows) {
     }
 }
 
+void CpuBackend::linears(std::span<const Product> group) {
+    contract::linears(group);
+    for (const Product& product : group) linear(product.out, product.in, product.weight);
+}
+
 }  // namespace quadrille::cpu

@@ -26,6 +26,8 @@ class KernelSet {
     int32_t processors() const { return processors_; }  // multiprocessors
     // The most dynamic shared memory of a thread block, less 1 KB for its static part.
     int32_t shared_limit() const { return shared_limit_ - 1024; }
+    // Shared memory of a multiprocessor, for all its thread blocks.
+    int32_t shared_of_processor() const { return shared_of_processor_; }
     // At least `bytes`, and so much that no more than `blocks` thread blocks fit on a
     // multiprocessor.
     int32_t shared_for(int32_t bytes, int32_t blocks) const {

@@ -12,18 +12,25 @@
 #include "kernels/cuda/native/native_product.h"
 
 #include <algorithm>
+#include <array>
 
 namespace quadrille::cuda {
 
 namespace {
 
 constexpr int64_t kNativeSlab = 1024;  // rows split into fragments at once
+constexpr size_t kMostGroups = 4;      // launches that products are gathered for
 
 }  // namespace
 
 void CudaBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
     contract::linear(out, in, weight);
     products_.product({.data = out.data, .row_stride = out.stride}, in, weight);
+}
+
+void CudaBackend::linears(std::span<const Product> group) {
+    contract::linears(group);
+    products_.group(group);
 }
 
 void Products::product(const ProductOut& out, View<const float> in, const Matrix& weight) {
@@ -117,6 +124,42 @@ void Products::native_product(const ProductOut& out, View<const float> in, const
         split_rows(fragments, args, weight.k, tiles, stream_.get());
         args.fragments = fragments;
         native_tiled(args, weight.n, tiles, 1, kernels_, stream_.get());
+    }
+}
+
+// True where the product may stream in one launch with others.
+bool Products::streams(const Product& product) const {
+    const Matrix& w = product.weight;
+    return !w.is_exl3() && native_groups(w, product.in) && product.out.rows > 0 && w.n > 0 &&
+           !(product.in.rows > 8 && native_fragments(w) && w.n >= kNativeTiledColumns);
+}
+
+void Products::group(std::span<const Product> products) {
+    std::array<NativeGroup, kMostGroups> groups{};
+    std::array<Dtype, kMostGroups> dtypes{};
+    size_t used = 0;
+    for (const Product& product : products) {
+        const Matrix& w = product.weight;
+        if (!streams(product)) {
+            this->product({.data = product.out.data, .row_stride = product.out.stride}, product.in,
+                          w);
+            continue;
+        }
+        size_t g = 0;
+        while (g < used && !(dtypes[g] == w.dtype && groups[g].takes(w, product.in))) ++g;
+        if (g == kMostGroups) {
+            this->product({.data = product.out.data, .row_stride = product.out.stride}, product.in,
+                          w);
+            continue;
+        }
+        used = std::max(used, g + 1);
+        dtypes[g] = w.dtype;
+        groups[g].add(w, product.out, product.in);
+    }
+    for (size_t g = 0; g < used; ++g) {
+        const bool few = groups[g].tiles * ceil_div(groups[g].m, 8) <= kernels_.processors();
+        const int32_t rows = groups[g].m <= 8 || few ? 8 : kStreamRows;
+        native_group(groups[g], dtypes[g], rows, kernels_.processors(), stream_.get());
     }
 }
 

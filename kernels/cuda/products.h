@@ -6,9 +6,10 @@
 #include "kernels/cuda/exl3/exl3_plan.h"
 #include "kernels/cuda/kernel_set.h"
 #include "kernels/cuda/workspace.h"
-#include "kernels/view.h"
+#include "kernels/op_types.h"
 
 #include <cstdint>
+#include <span>
 
 namespace quadrille::cuda {
 
@@ -21,16 +22,22 @@ class Products {
     // in (m, k). out row r of segment s at out.data + r * row_stride + s * segment_stride.
     void product(const ProductOut& out, View<const float> in, const Matrix& weight);
 
+    // The products of Backend::linears: native ones that are streamed share launches.
+    void group(std::span<const Product> products);
+
     // One launch over `tiles` row tiles and `column_blocks` blocks of 128 columns of `members`
     // matrices, in the plan's cut. shape: the matrix, or one of the launch's kind and as large as
     // the largest of its table. args: all but what follows from the plan.
     void run_exl3(const Exl3Plan& plan, Exl3Product args, const Matrix& shape,
                   int32_t column_blocks, int64_t tiles, int32_t members);
 
-    Exl3Device exl3_device() const { return {kernels_.processors(), kernels_.shared_limit()}; }
+    Exl3Device exl3_device() const {
+        return {kernels_.processors(), kernels_.shared_limit(), kernels_.shared_of_processor()};
+    }
 
   private:
     void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);
+    bool streams(const Product& product) const;
     void native_product(const ProductOut& out, View<const float> in, const Matrix& weight);
     void native_tree(const ProductOut& out, View<const float> in, const Matrix& weight);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 namespace quadrille {
@@ -54,8 +55,9 @@ void FfnLayer::forward(View<float> partial, View<const float> in, const Rows& ro
     const int64_t m = in.rows;
     if (kind_ == FfnKind::dense) {
         const View<float> gate = scratch.gate.first(m);
-        backend_.linear(gate, in, dense_.gate);
-        backend_.linear(scratch.up.first(m), in, dense_.up);
+        const std::array<Product, 2> hidden = {
+            {{gate, in, dense_.gate}, {scratch.up.first(m), in, dense_.up}}};
+        backend_.linears(hidden);
         backend_.swiglu(gate, gate, scratch.up.first(m), limit_);
         backend_.linear(partial, gate, dense_.down);
         return;

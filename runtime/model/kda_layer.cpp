@@ -3,6 +3,8 @@
 
 #include "io/checkpoint/module_names.h"
 
+#include <array>
+
 namespace quadrille {
 
 KdaScratch::KdaScratch(Backend& backend, const ModelConfig& config, const ShardPlan& plan,
@@ -79,14 +81,18 @@ void KdaLayer::forward(View<float> partial, View<const float> in, const Rows& ro
                        KdaScratch& scratch) const {
     const int64_t m = in.rows;
     const View<float> qkv = scratch.qkv.first(m);
+    std::array<Product, 6> products;
+    size_t count = 0;
     for (const auto& [column, matrix] : qkv_) {
-        backend_.linear(qkv.slice_cols(column, matrix.n), in, matrix);
+        products[count++] = {qkv.slice_cols(column, matrix.n), in, matrix};
     }
-    backend_.linear(scratch.f_low.first(m), in, f_a_);
-    backend_.linear(scratch.f.first(m), scratch.f_low.first(m), f_b_);
-    backend_.linear(scratch.g_low.first(m), in, g_a_);
-    backend_.linear(scratch.g.first(m), scratch.g_low.first(m), g_b_);
-    backend_.linear(scratch.beta.first(m), in, beta_);
+    products[count++] = {scratch.f_low.first(m), in, f_a_};
+    products[count++] = {scratch.g_low.first(m), in, g_a_};
+    products[count++] = {scratch.beta.first(m), in, beta_};
+    backend_.linears({products.data(), count});
+    const std::array<Product, 2> gates = {{{scratch.f.first(m), scratch.f_low.first(m), f_b_},
+                                           {scratch.g.first(m), scratch.g_low.first(m), g_b_}}};
+    backend_.linears(gates);
     backend_.kda({.out = scratch.out.first(m),
                   .qkv = qkv,
                   .f = scratch.f.first(m),

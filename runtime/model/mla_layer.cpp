@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/model/mla_layer.h"
 
+#include <array>
+
 namespace quadrille {
 
 namespace {
@@ -76,22 +78,25 @@ void MlaLayer::forward(View<float> partial, View<const float> in, const Rows& ro
     const IndexCache cache = {
         .pools = pools_.view(), .ring = ring_.view(), .ring_size = ring_size_};
     const View<float> query_low = scratch.query_low.first(m);
-    backend_.linear(query_low, in, q_a_);
-    backend_.rms_norm(query_low, query_low, q_norm_, norm_eps_);
-    backend_.linear(scratch.query.first(m), query_low, q_b_);
-
     const View<float> latent = scratch.latent.first(m);
-    backend_.linear(latent, in, kv_a_);
+    const View<float> key = scratch.index_key.first(m);
+    const std::array<Product, 5> from_input = {
+        {{query_low, in, q_a_},
+         {latent, in, kv_a_},
+         {key, in, index_key_},
+         {scratch.index_gate.first(m), in, index_gate_},
+         {scratch.index_weight.first(m), in, index_weight_}}};
+    backend_.linears(from_input);
+    backend_.rms_norm(query_low, query_low, q_norm_, norm_eps_);
+    const std::array<Product, 2> queries = {
+        {{scratch.query.first(m), query_low, q_b_},
+         {scratch.index_query.first(m), query_low, index_query_}}};
+    backend_.linears(queries);
+
     backend_.rms_norm(latent, latent, kv_norm_, norm_eps_);
     backend_.latent_append(latents_.view(), latent, rows);
-
-    const View<float> key = scratch.index_key.first(m);
-    backend_.linear(key, in, index_key_);
     backend_.layer_norm(key, key, key_norm_, key_norm_bias_, kIndexNormEps);
-    backend_.linear(scratch.index_gate.first(m), in, index_gate_);
     backend_.index_pool(cache, key, scratch.index_gate.first(m), ape_, index_, rows);
-    backend_.linear(scratch.index_query.first(m), query_low, index_query_);
-    backend_.linear(scratch.index_weight.first(m), in, index_weight_);
     backend_.index_select(scratch.selected.first(m), scratch.count.data(),
                           scratch.index_query.first(m), scratch.index_weight.first(m), cache,
                           index_, rows);

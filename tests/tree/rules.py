@@ -45,7 +45,7 @@ WAIT_LATER = {
     "kernels/cuda/mla/mla_project.cu": ["project_kernel"],
     "kernels/cuda/mla/mla_project_plain.cu": ["absorb_kernel", "expand_kernel"],
     "kernels/cuda/moe/moe.cu": ["combine_kernel"],
-    "kernels/cuda/native/native_stream.cu": ["native_stream_kernel"],
+    "kernels/cuda/native/native_stream.cuh": ["native_stream_kernel"],
     "kernels/cuda/native/native_tiled.cu": ["native_tiled_kernel"],
     "kernels/cuda/exl3/exl3_rotate.cu": ["rotate_few_kernel", "rotate_kernel"],
     "kernels/cuda/rows.cu": ["rms_norm_kernel"],

@@ -4,7 +4,6 @@
 
 namespace quadrille::cuda {
 
-template void launch_exl3_bits<5>(const Exl3Plan&, const Exl3Product&, dim3, bool, int32_t,
-                                  KernelSet&, LaunchStream);
+template Exl3Kernel exl3_kernel_bits<5>(const Exl3Plan&, bool);
 
 }  // namespace quadrille::cuda

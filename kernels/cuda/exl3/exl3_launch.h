@@ -9,10 +9,17 @@
 
 namespace quadrille::cuda {
 
-// kBits 1..8, one file each. shared: bytes of dynamic shared memory.
+using Exl3Kernel = void (*)(Exl3Product);
+
+// kBits 1..8, one file each.
 template <int kBits>
-void launch_exl3_bits(const Exl3Plan& plan, const Exl3Product& args, dim3 grid, bool mul1,
-                      int32_t shared, KernelSet& kernels, LaunchStream stream);
+Exl3Kernel exl3_kernel_bits(const Exl3Plan& plan, bool mul1);
+// The kernel that a launch with this plan runs, for the bits and codebook of w.
+Exl3Kernel exl3_kernel(const Exl3Plan& plan, const Matrix& w);
+
+// Thread blocks of this plan's launch that the current device holds on a multiprocessor, by its own
+// count of registers, threads and shared memory.
+int32_t exl3_resident(const Exl3Plan& plan, const Matrix& w, KernelSet& kernels);
 
 // args with its plan applied. w: its matrix, or one of the launch's kind (bits, codebook family)
 // and as large as the largest of its table.

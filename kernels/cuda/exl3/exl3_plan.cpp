@@ -57,7 +57,9 @@ bool may_wait(const Exl3Plan& plan, const Exl3Work& work) {
     }
     Exl3Product args;
     apply_plan(args, plan, work.w);
-    const bool two = 2 * shared_bytes(args, plan.groups, work.w) <= work.device.shared;
+    const int32_t block =
+        shared_bytes(args, plan.groups, work.w) + kProductStatic + kReservedShared;
+    const bool two = 2 * block <= work.device.shared_of_processor;
     return work.columns * parts <= work.device.processors * (two ? 2 : 1);
 }
 
@@ -184,6 +186,12 @@ Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int3
                         members,
                         gated};
     };
+    // No more thread blocks than this many, whatever experts the pairs choose.
+    const auto spread_out = [&](Exl3Plan plan) {
+        if (!plan.rotate_inside)
+            plan.resident = spread(plan, work_in(plan.rows()).columns, w, device);
+        return plan;
+    };
     const int32_t small_groups = groups > 0 ? groups : groups_for(rows);
     const int64_t tile_rows = int64_t{8} * small_groups;
     const Exl3Work work = work_in(tile_rows);
@@ -192,13 +200,13 @@ Exl3Plan plan_exl3_experts(const Matrix& w, int64_t pairs, int32_t experts, int3
     if ((groups == 0 ? small_groups <= kWideGroups : groups == kWideGroups) &&
         fits_large(w, Exl3Tiling::wide, device)) {
         const Exl3Plan wide = large_plan(w, Exl3Tiling::wide);
-        if (exl3_cost(wide, work_in(wide.rows())) < small.cost()) return wide;
+        if (exl3_cost(wide, work_in(wide.rows())) < small.cost()) return spread_out(wide);
     }
     if (groups == 0 && rows >= kLargeFromExperts && fits_large(w, Exl3Tiling::large, device)) {
         const Exl3Plan large = large_plan(w, Exl3Tiling::large);
         if (exl3_cost(large, work_in(large.rows())) < small.cost()) return large;
     }
-    return small.plan();
+    return spread_out(small.plan());
 }
 
 Exl3Need exl3_need(const Exl3Plan& plan, const Matrix& w, int32_t column_blocks, int64_t tiles,

@@ -45,8 +45,9 @@ struct Exl3Plan {
 
 // What a plan depends on besides shapes.
 struct Exl3Device {
-    int32_t processors;  // multiprocessors
-    int32_t shared;      // bytes, the most dynamic shared memory of a thread block
+    int32_t processors;           // multiprocessors
+    int32_t shared;               // bytes, the most dynamic shared memory of a thread block
+    int32_t shared_of_processor;  // bytes, of all thread blocks that a multiprocessor holds
 };
 
 // m rows of one matrix.

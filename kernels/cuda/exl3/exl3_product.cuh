@@ -176,6 +176,7 @@ __device__ bool ProductKernel<kBits, kMul1, kGroups, kHalves>::locate() {
         // Its fields are read again and again: from shared memory at the cost of one read.
         __shared__ __align__(16) unsigned char kept[sizeof(Matrix)];
         static_assert(sizeof(Matrix) % 4 == 0 && sizeof(Matrix) / 4 <= 128);
+        static_assert(sizeof(Matrix) + 16 <= kProductStatic);
         if (threadIdx.x < sizeof(Matrix) / 4) {
             reinterpret_cast<uint32_t*>(kept)[threadIdx.x] =
                 reinterpret_cast<const uint32_t*>(source)[threadIdx.x];

@@ -49,6 +49,11 @@ inline constexpr int kLargeGroups = 16;
 inline constexpr int kWideGroups = 2;
 inline constexpr int kWideResident = 3;  // thread blocks of them on a multiprocessor
 inline constexpr int kLargeThreads = 256;
+
+// Bytes of shared memory of a thread block beside its dynamic ones: static ones of
+// exl3_product_kernel at most, and what the device keeps for itself.
+inline constexpr int32_t kProductStatic = 256;
+inline constexpr int32_t kReservedShared = 1024;
 inline constexpr int kLargeStride = 2 * exl3::kBlock + 4;
 QUADRILLE_HOST_DEVICE constexpr int32_t large_sum_bytes(int32_t groups) {
     return 8 * groups * kLargeStride * 4;

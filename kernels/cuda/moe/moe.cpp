@@ -11,6 +11,7 @@
 #include "kernels/cuda/native/native_product.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <vector>
 
@@ -77,8 +78,8 @@ void Moe::shared_expert(float* by_segment, const MoePass& pass) {
     Workspace::Scope scope(workspace_);
     const View<float> gate(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
     const View<float> up(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
-    ops_.linear(gate, pass.in, mlp.gate);
-    ops_.linear(up, pass.in, mlp.up);
+    const std::array<Product, 2> hidden = {{{gate, pass.in, mlp.gate}, {up, pass.in, mlp.up}}};
+    products_.group(hidden);
     ops_.swiglu(gate, gate, up, pass.experts.limit);
     products_.product({.data = by_segment,
                        .row_stride = mlp.down.n,

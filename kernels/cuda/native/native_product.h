@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/exl3/exl3_product.h"
 #include "kernels/cuda/kernel_set.h"
+#include "kernels/view.h"
 
 #include <cuda_runtime.h>
 
@@ -46,6 +47,37 @@ inline constexpr int32_t kNativeGroupRows = 16;       // of a fragment: tiles be
 QUADRILLE_HOST_DEVICE constexpr int64_t native_span(int64_t width) {
     return ((width + 7) / 8 + 63) / 64 * 64;
 }
+
+// Products with matrices of one dtype and k that read nothing another writes, in one launch.
+inline constexpr int32_t kNativeGroup = 8;
+struct NativeMember {
+    const void* weights = nullptr;
+    const float* bias = nullptr;
+    const float* x = nullptr;
+    int64_t x_stride = 0;
+    float* out = nullptr;
+    int64_t out_stride = 0;
+    int32_t n = 0;
+    int32_t first_tile = 0;  // its column tiles of 16 among those of all members
+    int32_t end_tile = 0;
+};
+struct NativeGroup {
+    NativeMember members[kNativeGroup];
+    int32_t count = 0;
+    int32_t tiles = 0;  // of 16 columns, of all members
+    int32_t k = 0;
+    int32_t m = 0;
+
+    // True where a product of this k and m may join.
+    bool takes(const Matrix& matrix, View<const float> in) const {
+        return count == 0 || (count < kNativeGroup && k == matrix.k && m == in.rows);
+    }
+    void add(const Matrix& matrix, View<float> out, View<const float> in);
+};
+// True where this product may join a group: one segment, whole 16-byte loads.
+bool native_groups(const Matrix& w, View<const float> in);
+void native_group(const NativeGroup& group, Dtype dtype, int32_t tile_rows, int32_t processors,
+                  LaunchStream stream);
 
 // Streams the weights past up to 16 rows a tile: bound by memory. n: the most outputs.
 void native_stream(const NativeProduct& product, Dtype dtype, int64_t n, int32_t tiles,

@@ -36,7 +36,7 @@ struct Eight16 {
 __device__ __forceinline__ Eight16 load_eight(const uint16_t* from, int64_t count, bool aligned) {
     Eight16 value{};
     if (count >= 8 && aligned) {
-        const uint4 all = __ldg(reinterpret_cast<const uint4*>(from));
+        const uint4 all = __ldcs(reinterpret_cast<const uint4*>(from));
         value = {all.x, all.y, all.z, all.w};
     } else {
 #pragma unroll
@@ -76,7 +76,8 @@ struct Activations {
     }
 };
 
-// Weights of 32 inputs of columns c and c + 8, as they lie in memory.
+// Weights of 32 inputs of columns c and c + 8, as they lie in memory. They are read once, so their
+// lines leave the caches first: code, activations and states stay there.
 template <Dtype kDtype>
 struct Weights {
     Eight16 row[2];

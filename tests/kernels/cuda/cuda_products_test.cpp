@@ -2,6 +2,8 @@
 // linear on a GPU against the CPU: hostile shapes between sentinels, and the promises of
 // docs/design.md §6: the same bits for a row in any company, for a slice of the outputs, and for
 // segments held apart and summed in the tree.
+#include "kernels/cuda/exl3/exl3_launch.h"
+#include "kernels/cuda/exl3/exl3_plan.h"
 #include "tests/support/on_device.h"
 
 #include <fmt/format.h>
@@ -9,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 namespace quadrille::test {
 namespace {
@@ -305,6 +308,73 @@ TEST_F(CudaProducts, RepeatedRunsHaveTheSameBits) {
             for (int i = 0; i < 5; ++i) EXPECT_TRUE(same(run(*gpu_, matrix, x), first));
         }
     }
+}
+
+// Products of one call against the same one by one: kinds, inputs and sizes that join launches and
+// that do not, more of them than a launch takes.
+TEST_F(CudaProducts, AGroupGivesTheBitsOfEach) {
+    const std::array<int64_t, 6> outputs = {64, 1, 520, 128, 1152, 33};
+    for (const int64_t k : {128, 448, 1408}) {
+        for (const int64_t m : {1, 3, 8, 9, 16, 17, 40}) {
+            Uploads uploads(*gpu_);
+            std::vector<MatrixData> data;
+            std::vector<Matrix> matrices;
+            for (size_t i = 0; i < 20; ++i) {
+                const std::vector<Kind> all = kinds();
+                const Kind& kind = i < 12 ? all[2] : all[i % all.size()];
+                data.push_back(make(random_, kind, outputs[i % outputs.size()], k));
+                if (i % 3 == 0) data.back().add_bias(random_);
+                matrices.push_back(uploads.matrix(data.back().matrix()));
+            }
+            const std::vector<float> x = random_.normals(m * k);
+            const std::vector<float> y = random_.normals(m * k);
+            OnDevice<float> first(*gpu_, m, k, x, 4);
+            OnDevice<float> second(*gpu_, m, k, y, 0);
+            std::vector<std::unique_ptr<OnDevice<float>>> grouped;
+            std::vector<Product> products;
+            for (size_t i = 0; i < matrices.size(); ++i) {
+                grouped.push_back(std::make_unique<OnDevice<float>>(*gpu_, m, matrices[i].n, 3));
+                products.push_back(
+                    {grouped[i]->view(), i % 4 == 3 ? second.view() : first.view(), matrices[i]});
+            }
+            gpu_->linears(products);
+            for (size_t i = 0; i < matrices.size(); ++i) {
+                EXPECT_TRUE(same(grouped[i]->result(), run(*gpu_, matrices[i], i % 4 == 3 ? y : x)))
+                    << "k " << k << " m " << m << " product " << i;
+            }
+        }
+    }
+}
+
+// Plans whose thread blocks wait for each other, by this device's own count of what it holds.
+TEST_F(CudaProducts, WhoWaitsIsOnTheDeviceAtOnce) {
+    cuda::KernelSet kernels;
+    const cuda::Exl3Device device{kernels.processors(), kernels.shared_limit(),
+                                  kernels.shared_of_processor()};
+    int waiting = 0;
+    for (const Kind& kind : kinds()) {
+        if (kind.bits == 0) continue;
+        for (const int64_t k : {128, 640, 1024, 4096, 8192}) {
+            for (const int64_t n : {128, 1024, 2048, 4096, 8192}) {
+                Matrix w;
+                w.k = w.k_padded = k;
+                w.n = w.n_padded = n;
+                w.bits = kind.bits;
+                w.codebook = kind.codebook;
+                for (const int64_t m : {1, 8, 9, 16, 17, 64, 200}) {
+                    const cuda::Exl3Plan plan = cuda::plan_exl3(w, m, device);
+                    if (!plan.waits) continue;
+                    ++waiting;
+                    const int64_t tiles = (m + plan.rows() - 1) / plan.rows();
+                    const int64_t blocks = n / 128 * tiles * plan.ranks * plan.column_parts();
+                    EXPECT_LE(blocks,
+                              int64_t{device.processors} * cuda::exl3_resident(plan, w, kernels))
+                        << kind.text() << " n " << n << " k " << k << " m " << m;
+                }
+            }
+        }
+    }
+    EXPECT_GT(waiting, 20);
 }
 
 }  // namespace
