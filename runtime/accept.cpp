@@ -12,7 +12,9 @@ StepOutcome mark_accepted(std::span<const int32_t> drafts, std::span<const int32
     require(target.size() == drafts.size() + 1, "one target token for each verified row");
     require(rule.tokens_left > 0, "a running record has tokens left");
     size_t matched = 0;
-    while (matched < drafts.size() && drafts[matched] == target[matched]) ++matched;
+    while (matched < drafts.size() && drafts[matched] >= 0 && drafts[matched] == target[matched]) {
+        ++matched;
+    }
     const auto limit = static_cast<int32_t>(
         std::min<int64_t>(static_cast<int64_t>(matched) + 1, rule.tokens_left));
 
@@ -21,7 +23,12 @@ StepOutcome mark_accepted(std::span<const int32_t> drafts, std::span<const int32
         return std::find(ids.begin(), ids.end(), token) != ids.end();
     };
     while (outcome.emitted < limit && outcome.finish == FinishReason::none) {
-        const int32_t token = target[static_cast<size_t>(outcome.emitted++)];
+        const int32_t token = target[static_cast<size_t>(outcome.emitted)];
+        if (token < 0) {
+            outcome.finish = FinishReason::error;
+            break;
+        }
+        ++outcome.emitted;
         if (contains(rule.eos, token)) {
             outcome.finish = FinishReason::eos;
         } else if (contains(rule.stop, token)) {

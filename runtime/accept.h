@@ -32,7 +32,8 @@ struct StepOutcome {
 // drafts d_1..d_k against the target's own tokens x_0..x_k (x_i follows row i; row 0 is the
 // anchor): drafts are accepted while d_i == x_{i-1}; the token after the last accepted one is the
 // target's. Emission ends at an end token, a stop token or the limit; drafts behind it count as not
-// accepted.
+// accepted. A draft of -1 (none) is never accepted. Emission ends with FinishReason::error before a
+// target of -1, which the model has no number for: it matters only where it would be emitted.
 StepOutcome mark_accepted(std::span<const int32_t> drafts, std::span<const int32_t> target,
                           const EndRule& rule);
 

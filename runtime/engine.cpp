@@ -275,9 +275,7 @@ void Engine::decode_whole(int32_t k) {
     if (k > 0) add_to_hash(drafts_);
     step_choices_.resize(device_step_->targets().size());
     for (size_t row = 0; row < step_choices_.size(); ++row) {
-        const int32_t token = device_step_->targets()[row];
-        if (token < 0) fail_empty_row(static_cast<int64_t>(row));
-        step_choices_[row].token = token;
+        step_choices_[row].token = device_step_->targets()[row];
     }
     finish_decode(k, step_choices_);
     laps.end(stats_.accept_seconds);
@@ -298,7 +296,7 @@ void Engine::decode_in_parts(int32_t k) {
         for (size_t row = 0; row <= drafts.size(); ++row) {
             DrawRequest draw = sequence.draw_request(static_cast<int32_t>(row) + 1);
             draw.drafts = drafts.first(row);
-            if (row < drafts.size() && !proposals_.empty()) {
+            if (row < drafts.size() && !proposals_.empty() && drafts[row] >= 0) {
                 draw.proposal = &proposals_[i * static_cast<size_t>(k) + row];
             }
             draws_.push_back(draw);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/sequence.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -82,6 +84,11 @@ std::span<const int32_t> Sequence::emit(std::span<const Choice> target,
                                    choice.top_logprobs.end());
     }
     result.finish_reason = outcome.finish;
+    if (outcome.finish == FinishReason::error) {
+        result.status = Status::error;
+        result.error = fmt::format("token {} (position {}): no logit of the model is a number",
+                                   result.tokens.size(), prompt_size() + std::ssize(result.tokens));
+    }
     return std::span(result.tokens).subspan(before);
 }
 

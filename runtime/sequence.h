@@ -53,7 +53,8 @@ struct Sequence {
     // strings it counts as emitted.
     StepOutcome outcome(std::span<const int32_t> drafts, std::span<const int32_t> target,
                         const EndLimits& limits);
-    // Appends what a step emits. Returns the new tokens.
+    // Appends what a step emits. Returns the new tokens. FinishReason::error: the result says at
+    // which token, counted from 0, and at which position, that of the prompt's first token being 0.
     std::span<const int32_t> emit(std::span<const Choice> target, const StepOutcome& outcome);
 
   private:

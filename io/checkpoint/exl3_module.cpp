@@ -138,6 +138,16 @@ struct Side {
 constexpr Side kInputs = {&Exl3Part::cols, &Exl3Part::suh};
 constexpr Side kOutputs = {&Exl3Part::rows, &Exl3Part::svh};
 
+// Codes of a trellis are always finite: scales are what can make a weight infinite or NaN.
+void check_scales(const Exl3Module& module, const Tensor& tensor) {
+    if (tensor.dtype != Dtype::f16) return;
+    const int64_t at = find_non_finite(tensor.bytes.data(), tensor.dtype, tensor.elements());
+    if (at < 0) return;
+    throw Error(ErrorKind::input, fmt::format("{}: tensor {}: expected finite scales, found "
+                                              "infinity or NaN at channel {}",
+                                              module.title, tensor.name, at));
+}
+
 // Appends the scales of channels `range`; parts that have channels in common give them once.
 void append_scales(std::vector<F16>& out, const std::vector<Exl3Part>& parts, const Side& side,
                    const Range& range) {
@@ -263,6 +273,10 @@ Exl3Matrix read_exl3(const Exl3Module& module, const MatrixSlice& slice) {
     out.k = slice.k();
     const std::vector<Exl3Part> parts = parts_in(module, slice);
     if (parts.empty()) return out;
+    for (const Exl3Part& part : parts) {
+        check_scales(module, *part.suh);
+        check_scales(module, *part.svh);
+    }
     check_joined(module, parts);
     out.bits = parts[0].bits;
     out.codebook = parts[0].codebook;

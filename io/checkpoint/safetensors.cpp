@@ -145,6 +145,27 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& file)
     return shards;
 }
 
+// Blocks are looked at without a branch, so that the loop runs at the speed of memory.
+template <class Word>
+int64_t find_exponent(const std::byte* data, int64_t count, Word exponent) {
+    constexpr int64_t kAtOnce = 512;
+    const auto is_bad = [&](int64_t i) {
+        Word word;
+        std::memcpy(&word, data + i * int64_t{sizeof word}, sizeof word);
+        return (word & exponent) == exponent;
+    };
+    for (int64_t begin = 0; begin < count; begin += kAtOnce) {
+        const int64_t end = std::min(begin + kAtOnce, count);
+        Word bad = 0;
+        for (int64_t i = begin; i < end; ++i) bad |= static_cast<Word>(is_bad(i));
+        if (bad == 0) continue;
+        for (int64_t i = begin; i < end; ++i) {
+            if (is_bad(i)) return i;
+        }
+    }
+    return -1;
+}
+
 }  // namespace
 
 // A file mapped read-only for the life of the object.
@@ -307,6 +328,23 @@ void Checkpoint::refuse(const Tensor& tensor, const std::string& expected) const
     throw Error(ErrorKind::input,
                 fmt::format("{}: tensor {}: expected {}, found {}", folder_.string(), tensor.name,
                             expected, tensor.describe()));
+}
+
+int64_t find_non_finite(const std::byte* data, Dtype dtype, int64_t count) {
+    if (dtype == Dtype::f32) return find_exponent(data, count, uint32_t{0x7f800000});
+    require(dtype == Dtype::bf16 || dtype == Dtype::f16, "find_non_finite: a float dtype");
+    const auto exponent = static_cast<uint16_t>(dtype == Dtype::bf16 ? 0x7f80 : 0x7c00);
+    return find_exponent(data, count, exponent);
+}
+
+void Checkpoint::check_finite(const Tensor& tensor, int64_t first, int64_t count) const {
+    const std::byte* data = tensor.bytes.data() + first * size_of(tensor.dtype);
+    const int64_t at = find_non_finite(data, tensor.dtype, count);
+    if (at < 0) return;
+    throw Error(ErrorKind::input,
+                fmt::format("{}: tensor {}: expected finite values, found infinity or NaN at "
+                            "element {} of {}",
+                            folder_.string(), tensor.name, first + at, tensor.describe()));
 }
 
 std::string Checkpoint::digest() const {

@@ -28,6 +28,10 @@ struct Tensor {
     std::string describe() const;  // "BF16 [256, 512]", for messages
 };
 
+// The first of `count` values at `data` that is infinite or NaN; -1: there is none. BF16, F16 or
+// F32, at any address.
+int64_t find_non_finite(const std::byte* data, Dtype dtype, int64_t count);
+
 class Checkpoint {
   public:
     // Throws Error{input} naming file, tensor, expected and found; Error{io} where reading fails.
@@ -41,6 +45,9 @@ class Checkpoint {
     const Tensor& get(const std::string& name, const std::string& expected) const;
     // Throws Error{input} naming folder, tensor, expected and found.
     [[noreturn]] void refuse(const Tensor& tensor, const std::string& expected) const;
+    // Elements first, first + 1, …: Error{input} naming folder, tensor and element where one of
+    // `count` is infinite or NaN.
+    void check_finite(const Tensor& tensor, int64_t first, int64_t count) const;
     const std::map<std::string, Tensor>& tensors() const { return tensors_; }
     const std::vector<std::filesystem::path>& files() const { return files_; }
     const std::filesystem::path& folder() const { return folder_; }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 
 namespace quadrille {
 
@@ -104,8 +105,8 @@ std::vector<Prompt> RecordSource::load(int32_t source, int64_t first, int64_t co
         try {
             prompt.tokens = tokenizer_->encode(prompt.text);
             check_tokens(prompt, limits_);
-        } catch (const Error& error) {
-            if (error.kind() != ErrorKind::input) throw;
+        } catch (const std::exception& error) {  // of this text alone: the others go on
+            prompt.tokens.clear();
             prompt.error = error.what();
         }
         prompt.text.clear();

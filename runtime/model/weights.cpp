@@ -103,6 +103,7 @@ const float* WeightLoader::tensor(const std::string& tensor_name,
     if (!is_float(tensor.dtype) || tensor.shape != shape) {
         checkpoint_.refuse(tensor, "BF16, F16 or F32 " + expected);
     }
+    checkpoint_.check_finite(tensor, 0, tensor.elements());
     std::vector<float> values;
     for (int64_t i = 0; i < tensor.elements(); ++i) {
         values.push_back(load_float(tensor.bytes.data(), tensor.dtype, i));
@@ -121,6 +122,7 @@ const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64
             checkpoint_.refuse(tensor, "BF16, F16 or F32 " + shape);
         }
         for (const Range& range : ranges) {
+            checkpoint_.check_finite(tensor, range.begin * width, range.size() * width);
             for (int64_t i = range.begin * width; i < range.end * width; ++i) {
                 values.push_back(load_float(tensor.bytes.data(), tensor.dtype, i));
             }
@@ -217,6 +219,7 @@ Matrix WeightLoader::load_native(const Tensor& tensor, int64_t n, int64_t k,
     std::vector<std::byte> staged;
     for (const Range& rows : slice.rows) {
         for (int64_t row = rows.begin; row < rows.end; ++row) {
+            checkpoint_.check_finite(tensor, row * k + slice.cols.begin, matrix.k);
             const std::byte* from = tensor.bytes.data() + (row * k + slice.cols.begin) * size;
             staged.insert(staged.end(), from, from + matrix.k * size);
         }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Places tensors of a checkpoint in backend memory, sliced for one rank. How a module is stored is
 // told by its tensors' names (io/checkpoint/module_names.h), never by the config. Every shape and
-// dtype is checked; errors name tensor, expected and found. Slices: docs/design.md §7.
+// dtype is checked, and so is that what is placed is finite: errors name tensor, expected and
+// found. Slices: docs/design.md §7.
 #pragma once
 
 #include "io/checkpoint/exl3_module.h"

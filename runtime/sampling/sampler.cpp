@@ -3,8 +3,6 @@
 
 #include "kernels/error.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -64,11 +62,6 @@ Candidate reject_among(std::span<const Candidate> kept, const DrawRequest& reque
 
 }  // namespace
 
-void fail_empty_row(int64_t row) {
-    throw Error(ErrorKind::internal,
-                fmt::format("row {} of the pass has no logit that is a number", row));
-}
-
 bool draws_plainly(const RecordOptions& options) {
     return options.repetition_penalty == 1.0 && options.logprobs < 0 &&
            (options.temperature == 0.0 || !filter_of(options, 1.0).is_on());
@@ -124,7 +117,6 @@ std::span<const int32_t> Sampler::greedy(View<const float> logits) {
                 token = id;
             }
         }
-        if (token < 0) fail_empty_row(row);
         tokens_[static_cast<size_t>(row)] = token;
     }
     return {tokens_.data(), static_cast<size_t>(m)};
@@ -152,10 +144,10 @@ std::span<const Choice> Sampler::draw(View<const float> logits,
         const Candidate chosen = places_[i].filtered < 0 ? choose(places_[i], requests[i])
                                                          : choose_filtered(places_[i], row, logits,
                                                                            requests[i], history);
-        if (chosen.id < 0) fail_empty_row(row);
         choices_[i].token = chosen.id;
         const int64_t alternatives = requests[i].options->logprobs;
-        if (alternatives >= 0) set_logprobs(choices_[i], places_[i], chosen.raw, alternatives);
+        if (alternatives >= 0 && chosen.id >= 0)
+            set_logprobs(choices_[i], places_[i], chosen.raw, alternatives);
     }
     return {choices_.data(), requests.size()};
 }

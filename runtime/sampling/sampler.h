@@ -31,7 +31,7 @@ struct DrawRequest {
 };
 
 struct Choice {
-    int32_t token = -1;
+    int32_t token = -1;  // -1: no logit of the row is a number
     // Natural logarithms of the model's own softmax; set where options->logprobs >= 0.
     float logprob = 0.0f;
     std::vector<int32_t> top_ids;     // (logprobs); -1: the vocabulary is smaller
@@ -45,9 +45,11 @@ class Sampler {
     Sampler(Backend& backend, Communicator& comm, Range vocab, int64_t known, int32_t max_rows,
             int32_t max_drafts);
 
-    // Tokens of rows (m, vocab part), the same on every rank; valid until the next call.
+    // Tokens of rows (m, vocab part), the same on every rank; -1: no logit of the row is a number.
+    // Valid until the next call.
     std::span<const int32_t> greedy(View<const float> logits);
-    // The same by request (m); flushes `history`. Valid until the next call.
+    // The same by request (m); flushes `history`. Valid until the next call. A choice of token -1
+    // has no log-probabilities.
     std::span<const Choice> draw(View<const float> logits, std::span<const DrawRequest> requests,
                                  TokenHistory& history);
 
@@ -80,9 +82,6 @@ class Sampler {
     std::vector<int32_t> tokens_;
     std::vector<Choice> choices_;
 };
-
-// A row whose logits leave nothing to choose.
-[[noreturn]] void fail_empty_row(int64_t row);
 
 // True: a row's token is the best of two numbers a rank, score and id: greedy or drawn, without
 // filters, penalty and logprobs.

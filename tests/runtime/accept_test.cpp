@@ -33,6 +33,30 @@ TEST(MarkAccepted, AddsTheBonusTokenWhenAllDraftsHold) {
     EXPECT_EQ(outcome.emitted, 3);
 }
 
+TEST(MarkAccepted, EndsWithAnErrorBeforeATokenThatTheTargetHasNot) {
+    const StepOutcome outcome = run({5, 6, 7}, {5, 6, -1, 8}, left(100));
+    EXPECT_EQ(outcome.emitted, 2);
+    EXPECT_EQ(outcome.accepted, 2);
+    EXPECT_EQ(outcome.finish, FinishReason::error);
+    EXPECT_EQ(run({}, {-1}, left(100)).finish, FinishReason::error);
+    EXPECT_EQ(run({}, {-1}, left(100)).emitted, 0);
+}
+
+TEST(MarkAccepted, TakesNoDraftOfNothingForATargetOfNothing) {
+    const StepOutcome outcome = run({-1, 6}, {-1, 6, 7}, left(100));
+    EXPECT_EQ(outcome.emitted, 0);
+    EXPECT_EQ(outcome.finish, FinishReason::error);
+}
+
+TEST(MarkAccepted, HeedsNoMissingTokenThatIsNotEmitted) {
+    const StepOutcome rejected = run({5, 6}, {4, -1, -1}, left(100));
+    EXPECT_EQ(rejected.emitted, 1);
+    EXPECT_EQ(rejected.finish, FinishReason::none);
+    const StepOutcome full = run({5, 6}, {5, 6, -1}, left(2));
+    EXPECT_EQ(full.emitted, 2);
+    EXPECT_EQ(full.finish, FinishReason::length);
+}
+
 TEST(MarkAccepted, EmitsOneTokenWithoutDrafts) {
     const StepOutcome outcome = run({}, {4}, left(100));
     EXPECT_EQ(outcome.accepted, 0);

@@ -251,6 +251,34 @@ TEST_F(TokenizerTest, LongRunsStayFast) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
+// 4 MB of each kind the expression loops over: neither a stack of its own nor a square of time. The
+// pieces are known: of blanks before a letter the last belongs to it or stands alone.
+TEST_F(TokenizerTest, RunsOfMegabytesAreEncodedAsTheirPieces) {
+    constexpr size_t kRun = size_t{4} << 20;
+    const auto start = std::chrono::steady_clock::now();
+    const auto joined = [&](std::initializer_list<std::string> pieces) {
+        Ids ids;
+        for (const std::string& piece : pieces) {
+            const Ids own = tokenizer_->encode(piece);
+            ids.insert(ids.end(), own.begin(), own.end());
+        }
+        return ids;
+    };
+    const std::string blanks(kRun, ' ');
+    EXPECT_EQ(tokenizer_->encode("x" + blanks + " y"), joined({"x", blanks, " y"}));
+    const std::string lines(kRun, '\n');
+    EXPECT_EQ(tokenizer_->encode("x" + lines + "y"), joined({"x", lines, "y"}));
+    EXPECT_EQ(tokenizer_->encode("x " + lines + blanks + "\ty"),
+              joined({"x", " " + lines, blanks, "\ty"}));
+    const std::string letters(kRun, 'a');
+    EXPECT_EQ(tokenizer_->encode(letters + " b"), joined({letters, " b"}));
+    const std::string signs(kRun, '#');
+    EXPECT_EQ(tokenizer_->encode("a" + signs + "b"), joined({"a", signs, "b"}));
+    const std::string digits(kRun / 3 * 3, '7');
+    EXPECT_EQ(tokenizer_->encode(digits).size(), tokenizer_->encode("777").size() * (kRun / 3));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
 TEST_F(TokenizerTest, RefusesFilesThatAskForMore) {
     const auto refused = [](const char* path, const json& value,
                             std::initializer_list<std::string> parts) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
 
 namespace quadrille::test {
@@ -74,6 +75,62 @@ TEST(WeightLoader, PlacesEverythingOfAPackedModule) {
     MatrixSlice half{.rows = {{0, 256}}, .cols = {0, 128}, .segments = 2, .segment = {0, 0, 128}};
     expect_error(ErrorKind::input, {"a.bias", "split by input channels"},
                  [&] { loader.matrix("a", 256, 128, half); });
+}
+
+// The value of any dtype's bits at an element of a tensor that is zero elsewhere.
+StoredTensor with_value(StoredTensor tensor, int64_t element, uint32_t bits) {
+    const auto size = static_cast<size_t>(tensor.dtype == "F32" ? 4 : 2);
+    std::memcpy(tensor.bytes.data() + static_cast<size_t>(element) * size, &bits, size);
+    return tensor;
+}
+
+TEST(WeightLoader, RefusesWeightsThatAreNotFiniteByNameAndElement) {
+    struct Bad {
+        const char* dtype;
+        uint32_t bits;
+    };
+    const Bad kinds[] = {{"BF16", 0x7f80}, {"BF16", 0xffc0},    {"F16", 0xfc00},
+                         {"F16", 0x7e01},  {"F32", 0x7f800000}, {"F32", 0xff800001}};
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    for (const Bad& bad : kinds) {
+        const StoredModules stored({
+            with_value(zeros("a.weight", bad.dtype, {2, 700}), 1300, bad.bits),
+            with_value(zeros("v", bad.dtype, {5}), 3, bad.bits),
+        });
+        WeightLoader loader(*backend, stored.checkpoint());
+        expect_error(ErrorKind::input, {"tensor a.weight", "finite", "element 1300"},
+                     [&] { loader.matrix("a", 2, 700); });
+        expect_error(ErrorKind::input, {"tensor v", "finite", "element 3"},
+                     [&] { loader.vector("v", 5); });
+        expect_error(ErrorKind::input, {"tensor v", "element 3"}, [&] { loader.tensor("v", {5}); });
+        loader.vector("v", 5, {{0, 3}});  // of another rank's part nothing is asked
+        loader.matrix("a", 2, 700, MatrixSlice::of_rows({{0, 1}}, 700));
+    }
+}
+
+TEST(WeightLoader, TakesTheLargestFiniteWeights) {
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    const StoredModules stored({with_value(zeros("b", "BF16", {3}), 0, 0x7f7f),
+                                with_value(zeros("h", "F16", {3}), 0, 0xfbff),
+                                with_value(zeros("f", "F32", {3}), 0, 0x7f7fffff)});
+    WeightLoader loader(*backend, stored.checkpoint());
+    for (const char* name : {"b", "h", "f"}) loader.vector(name, 3);
+}
+
+TEST(WeightLoader, RefusesScalesThatAreNotFiniteByNameAndChannel) {
+    Random random(33);
+    const MatrixData data = MatrixData::exl3(random, 256, 128, 2, Codebook::mcg);
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    for (const std::string scales : {"suh", "svh"}) {
+        std::vector<StoredTensor> tensors = exl3_tensors("a", data.matrix());
+        for (StoredTensor& tensor : tensors) {
+            if (tensor.name == "a." + scales) tensor = with_value(tensor, 77, 0x7c00);
+        }
+        const StoredModules stored(tensors);
+        WeightLoader loader(*backend, stored.checkpoint());
+        expect_error(ErrorKind::input, {"tensor a." + scales, "finite", "channel 77"},
+                     [&] { loader.matrix("a", 256, 128); });
+    }
 }
 
 }  // namespace
