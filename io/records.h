@@ -28,18 +28,6 @@ struct RecordOptions {
     std::vector<std::string> stop_text;
 };
 
-// One record of prompts.h5. `error` is set for a record-level problem (empty, bad UTF-8, token out
-// of range…): such a record is not run, its error is written, the job goes on.
-struct Prompt {
-    int64_t index = 0;   // in the file
-    int32_t source = 0;  // which prompt file
-    int32_t sample = 0;  // which of several samples of the prompt
-    std::vector<int32_t> tokens;
-    std::string text;  // of a text file, before the tokenizer; empty for token files
-    RecordOptions options;
-    std::string error;
-};
-
 // One record's id, and the `id` column of a file: integers, strings, or absent.
 using RecordId = std::variant<std::monostate, int64_t, std::string>;
 using Ids = std::variant<std::monostate, std::vector<int64_t>, std::vector<std::string>>;
@@ -84,6 +72,21 @@ struct Generation {
     std::vector<float> top_logprobs;     // (tokens, N)
 };
 
+// One record of prompts.h5. `error` is set for a record-level problem (empty, bad UTF-8, token out
+// of range…): such a record is not run, its error is written, the job goes on.
+struct Prompt {
+    int64_t index = 0;   // in the file
+    int32_t source = 0;  // which prompt file
+    int32_t sample = 0;  // which of several samples of the prompt
+    std::vector<int32_t> tokens;
+    std::string text;  // of a text file, before the tokenizer; empty for token files
+    RecordOptions options;
+    std::string error;
+    // What an earlier start emitted before it was stopped, with its statistics: the record goes on
+    // behind it. No tokens: nothing.
+    Generation kept;
+};
+
 // Names a generation within a run; the order is that of the input.
 struct RecordKey {
     int32_t source = 0;
@@ -95,6 +98,9 @@ struct RecordKey {
 
 inline RecordKey key_of(const Generation& generation) {
     return {generation.source, generation.prompt_index, generation.sample};
+}
+inline RecordKey key_of(const Prompt& prompt) {
+    return {prompt.source, prompt.index, prompt.sample};
 }
 
 }  // namespace quadrille

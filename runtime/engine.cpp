@@ -34,24 +34,6 @@ int32_t batch_rows(const TargetModel& model) {
 
 }  // namespace
 
-EngineStats& EngineStats::operator+=(const EngineStats& other) {
-    steps += other.steps;
-    prefill_tokens += other.prefill_tokens;
-    decode_steps += other.decode_steps;
-    decode_records += other.decode_records;
-    emitted += other.emitted;
-    prefill_seconds += other.prefill_seconds;
-    decode_seconds += other.decode_seconds;
-    draft_seconds += other.draft_seconds;
-    verify_seconds += other.verify_seconds;
-    accept_seconds += other.accept_seconds;
-    context_seconds += other.context_seconds;
-    recorded_steps += other.recorded_steps;
-    gaps += other.gaps;
-    gap_seconds += other.gap_seconds;
-    return *this;
-}
-
 Engine::Engine(Backend& backend, Communicator& comm, Position& position, TargetModel& model,
                Drafter* drafter, const EngineOptions& options)
     : backend_(backend),
@@ -119,6 +101,12 @@ void Engine::admit() {
                               options_.seed);
         queue_.pop_front();
         free_slots_.pop_back();
+        Sequence& sequence = running_.back();
+        if (sequence.prompt.kept.tokens.empty()) continue;
+        sequence.take_up_kept(options_.tokenizer);
+        if (!sequence.penalized()) continue;
+        history_.start(sequence.slot, sequence.prompt.tokens);
+        history_.add(sequence.slot, sequence.result.tokens);
     }
 }
 
@@ -126,12 +114,11 @@ void Engine::step() {
     const auto start = std::chrono::steady_clock::now();
     admit();
     if (running_.empty()) return;
-    const bool reading = std::any_of(running_.begin(), running_.end(),
-                                     [](const Sequence& s) { return s.prefilling(); });
-    if (reading) {
-        position_.enter(stats_.steps, "prefill");
+    const bool reading = std::ranges::any_of(running_, &Sequence::prefilling);
+    if (reading || std::ranges::any_of(running_, &Sequence::replaying)) {
+        position_.enter(stats_.steps, reading ? "prefill" : "replay");
         if (device_step_) device_step_->pause();
-        prefill();
+        reading ? prefill() : replay();
         stats_.prefill_seconds += seconds_since(start);
     } else {
         position_.enter(stats_.steps, "decode");
@@ -168,11 +155,12 @@ void Engine::prefill() {
         if (!sequence.prefilling()) continue;
         const int32_t take = prefill_chunk(sequence.prompt_size(), sequence.position, room);
         if (take == 0) break;
-        const bool ends = sequence.position + take == sequence.prompt_size();
+        const bool draws =
+            sequence.position + take == sequence.prompt_size() && sequence.result.tokens.empty();
         const auto* first = sequence.prompt.tokens.data() + sequence.position;
         batch_.add(sequence.slot, sequence.position, 0, {first, static_cast<size_t>(take)},
-                   ends ? Logits::last : Logits::none);
-        if (ends) complete.push_back(&sequence);
+                   draws ? Logits::last : Logits::none);
+        if (draws) complete.push_back(&sequence);
         sequence.position += take;
         room -= take;
     }
@@ -193,6 +181,31 @@ void Engine::prefill() {
     for (size_t i = 0; i < complete.size(); ++i) {
         advance(*complete[i], {}, choices.subspan(i, 1));
     }
+}
+
+// Kept tokens enter the caches in decode passes, as they did when they were emitted: a row's
+// arithmetic does not depend on its block. They need no logits: they are drawn already.
+void Engine::replay() {
+    batch_.clear(false);
+    for (Sequence& sequence : running_) {
+        if (!sequence.replaying()) continue;
+        const int64_t room = batch_.max_rows() - batch_.m();
+        const int64_t take =
+            std::min({sequence.replay_left(), int64_t{model_.limits().longest_block()}, room});
+        if (take == 0) break;
+        const int64_t done = sequence.position - sequence.prompt_size();
+        batch_.add(sequence.slot, sequence.position, sequence.pending,
+                   std::span(sequence.result.tokens)
+                       .subspan(static_cast<size_t>(done), static_cast<size_t>(take)),
+                   Logits::none);
+        sequence.pending = static_cast<int32_t>(take);
+        sequence.position += sequence.pending;
+    }
+    batch_.upload();
+    model_.forward(batch_);
+    if (drafter_ == nullptr) return;
+    write_.assign(static_cast<size_t>(batch_.m()), 1);
+    drafter_->append(model_.taps(), write_, batch_.rows());
 }
 
 void Engine::draft(int32_t k) {
@@ -347,6 +360,16 @@ void Engine::retire() {
 
 std::vector<Generation> Engine::take_finished() {
     return std::exchange(finished_, {});
+}
+
+std::vector<Generation> Engine::unfinished() const {
+    std::vector<Generation> results;
+    for (const Sequence& sequence : running_) {
+        if (sequence.result.tokens.empty()) continue;
+        results.push_back(sequence.result);
+        results.back().status = Status::cancelled;
+    }
+    return results;
 }
 
 void Engine::add_to_hash(std::span<const int32_t> tokens) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engine: continuous batching over slots. A step is one pass: prefill (chunks of one or several
-// records) while any admitted record is still being read, else decode (all running records: draft,
-// verify, accept, commit). All ranks run the same engine on the same numbers; what a record
-// emits never depends on the others, their order or K (docs/design.md §4, §6).
+// records) while any admitted record is still being read, else replay (tokens that an earlier start
+// kept), else decode (all running records: draft, verify, accept, commit). All ranks run the same
+// engine on the same numbers; what a record emits never depends on the others, their order or K
+// (docs/design.md §4, §6).
 #pragma once
 
 #include "io/records.h"
@@ -85,6 +86,9 @@ class Engine {
     void step();
     // Records finished since the last call, in the order they finished.
     std::vector<Generation> take_finished();
+    // What the running records have emitted so far, those that have emitted nothing left out:
+    // status cancelled. Given back as Prompt::kept, they go on as if nothing had been between.
+    std::vector<Generation> unfinished() const;
 
     void set_k(int32_t k);  // from the next step on; at most EngineOptions::k
     const EngineStats& stats() const { return stats_; }
@@ -94,6 +98,7 @@ class Engine {
   private:
     void admit();
     void prefill();
+    void replay();
     void decode();
     void decode_in_parts(int32_t k);
     void decode_whole(int32_t k);

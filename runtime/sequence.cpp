@@ -26,6 +26,20 @@ Sequence::Sequence(Prompt record, int32_t slot_of_record, int32_t k, uint64_t ru
                          : record_seed(run_seed, prompt.index, prompt.source, prompt.sample);
 }
 
+void Sequence::take_up_kept(const Tokenizer* tokenizer) {
+    Generation& kept = prompt.kept;
+    result.tokens = std::move(kept.tokens);
+    result.chosen_logprobs = std::move(kept.chosen_logprobs);
+    result.top_ids = std::move(kept.top_ids);
+    result.top_logprobs = std::move(kept.top_logprobs);
+    result.acceptance = std::move(kept.acceptance);
+    if (prompt.options.stop_text.empty()) return;
+    for (const int32_t token : result.tokens) {
+        if (tokenizer->is_special(token)) continue;
+        stop_text.add(tokenizer->token_bytes(token), prompt.options.stop_text);
+    }
+}
+
 EndRule Sequence::end_rule(const EndLimits& limits) const {
     const RecordOptions& options = prompt.options;
     const int64_t done = std::ssize(result.tokens);

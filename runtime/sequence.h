@@ -41,8 +41,14 @@ struct Sequence {
 
     int64_t prompt_size() const { return std::ssize(prompt.tokens); }
     bool prefilling() const { return position < prompt_size(); }
+    // Behind the prompt, tokens that an earlier start kept are still to enter the caches.
+    bool replaying() const { return !prefilling() && replay_left() > 0; }
+    int64_t replay_left() const { return prompt_size() + std::ssize(result.tokens) - 1 - position; }
     bool penalized() const { return prompt.options.repetition_penalty != 1.0; }
     int32_t anchor() const { return result.tokens.back(); }
+
+    // Takes up what an earlier start kept of the record, before its first pass.
+    void take_up_kept(const Tokenizer* tokenizer);
 
     EndRule end_rule(const EndLimits& limits) const;
     // The drafts of a step that may have up to k.

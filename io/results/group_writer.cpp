@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/results/group_writer.h"
 
+#include "io/h5/schema.h"
+#include "io/h5/seal.h"
+#include "io/results/generation_reader.h"
+
 #include <fmt/format.h>
 
 #include <utility>
@@ -50,6 +54,28 @@ void GroupWriter::add(Generation generation) {
     generation.id = id_of(key_of(generation));
     lock_.count(1);
     part_.add(std::move(generation));
+}
+
+void GroupWriter::keep(std::vector<Generation> running) {
+    if (running.empty()) return;
+    for (Generation& generation : running) generation.id = id_of(key_of(generation));
+    if (partial_.empty()) partial_ = next_partial(options_.folder, options_.group);
+    write_part(partial_, options_.layout, options_.run, running, options_.before_commit);
+}
+
+std::map<RecordKey, Generation> read_kept(const std::filesystem::path& folder,
+                                          const std::string& run) {
+    std::map<RecordKey, Generation> kept;
+    for (const std::filesystem::path& path : list_partials(folder)) {
+        if (!seal_holds(path)) continue;
+        const GenerationReader reader(path, schema::kPart);
+        if (reader.file().attribute(schema::kRunAttribute) != h5::Value(run)) continue;
+        for (Generation& generation : reader.read(0, reader.record_count())) {
+            Generation& longest = kept[key_of(generation)];
+            if (generation.tokens.size() > longest.tokens.size()) longest = std::move(generation);
+        }
+    }
+    return kept;
 }
 
 }  // namespace quadrille

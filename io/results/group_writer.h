@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,9 @@ class GroupWriter {
     void add(Generation generation);
     void commit_if_old() { part_.commit_if_old(); }  // call now and then
     void commit() { part_.commit(); }
+    // Records that are running, as far as they have come: in place of those this start kept before.
+    // Nothing where there are none.
+    void keep(std::vector<Generation> running);
 
     GroupParts parts() const { return {options_.group, part_.first_part(), part_.next_part()}; }
     int64_t computed() const { return lock_.computed_now(); }  // records, by this start
@@ -53,6 +57,12 @@ class GroupWriter {
     Options options_;
     RunLock& lock_;
     PartWriter part_;
+    std::filesystem::path partial_;  // of this start; empty: not yet named
 };
+
+// What starts of the run have kept of records, the longest of each. A file that is damaged or of
+// another run counts for nothing: its records begin again.
+std::map<RecordKey, Generation> read_kept(const std::filesystem::path& folder,
+                                          const std::string& run);
 
 }  // namespace quadrille

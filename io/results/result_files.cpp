@@ -51,6 +51,34 @@ std::string part_prefix(int group) {
     return fmt::format("part-{}-", group);
 }
 
+std::string partial_prefix(int group) {
+    return fmt::format("partial-{}-", group);
+}
+
+std::vector<fs::path> list_files(const fs::path& folder, const char* prefix) {
+    std::vector<fs::path> files;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (name.starts_with(prefix) && name.ends_with(".h5")) files.push_back(entry->path());
+    }
+    if (error)
+        throw Error(ErrorKind::io,
+                    fmt::format("cannot list the folder {}: {}", folder.string(), error.message()));
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+// One more than the largest number that a file of this prefix has.
+int64_t next_number(const std::vector<fs::path>& files, const std::string& prefix) {
+    int64_t next = 0;
+    for (const fs::path& file : files)
+        if (file.filename().string().starts_with(prefix))
+            next = std::max(next, part_number(file) + 1);
+    return next;
+}
+
 }  // namespace
 
 fs::path parts_folder(const fs::path& out) {
@@ -60,18 +88,16 @@ fs::path parts_folder(const fs::path& out) {
 }
 
 std::vector<fs::path> list_parts(const fs::path& folder) {
-    std::vector<fs::path> parts;
-    std::error_code error;
-    for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-         entry.increment(error)) {
-        const std::string name = entry->path().filename().string();
-        if (name.starts_with("part-") && name.ends_with(".h5")) parts.push_back(entry->path());
-    }
-    if (error)
-        throw Error(ErrorKind::io,
-                    fmt::format("cannot list the folder {}: {}", folder.string(), error.message()));
-    std::sort(parts.begin(), parts.end());
-    return parts;
+    return list_files(folder, "part-");
+}
+
+std::vector<fs::path> list_partials(const fs::path& folder) {
+    return list_files(folder, "partial-");
+}
+
+fs::path next_partial(const fs::path& folder, int group) {
+    const std::string prefix = partial_prefix(group);
+    return folder / fmt::format("{}{:06}.h5", prefix, next_number(list_partials(folder), prefix));
 }
 
 fs::path part_path(const fs::path& folder, int group, int64_t number) {
@@ -112,10 +138,8 @@ PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std:
       layout_(std::move(layout)),
       run_(std::move(run)),
       before_commit_(std::move(before_commit)) {
-    layout_.sources.clear();  // the names are the whole file's
-    for (const fs::path& part : list_parts(folder_))
-        if (part.filename().string().starts_with(part_prefix(group_)))
-            next_part_ = std::max(next_part_, part_number(part) + 1);
+    layout_.sources.clear();  // the names are the whole file\'s
+    next_part_ = next_number(list_parts(folder_), part_prefix(group_));
     first_part_ = next_part_;
 }
 
@@ -137,30 +161,35 @@ void PartWriter::commit_if_old() {
     if (!held_.empty() && Clock::now() - oldest_ >= kAge) commit();
 }
 
-void PartWriter::commit() {
-    if (held_.empty()) return;
+void write_part(const fs::path& path, const GenerationLayout& layout, const std::string& run,
+                const std::vector<Generation>& records,
+                const std::function<void()>& before_commit) {
     std::vector<int64_t> offsets = {0};
     std::vector<int64_t> trace_offsets = {0};
-    for (const Generation& generation : held_) {
+    for (const Generation& generation : records) {
         offsets.push_back(offsets.back() + std::ssize(generation.tokens));
         trace_offsets.push_back(trace_offsets.back() + std::ssize(generation.acceptance.trace));
     }
-    const fs::path part = part_path(folder_, group_, next_part_);
-    fs::path unfinished = part;
+    fs::path unfinished = path;
     unfinished += ".tmp";
     h5::File file = h5::File::create(unfinished);
     schema::stamp(file, schema::kPart);
-    file.set_attribute(schema::kRunAttribute, run_);
+    file.set_attribute(schema::kRunAttribute, run);
     {
-        GenerationTable table(file, layout_, std::move(offsets), std::move(trace_offsets));
-        table.write(0, held_);
+        GenerationTable table(file, layout, std::move(offsets), std::move(trace_offsets));
+        table.write(0, records);
         file.set_attribute(schema::kCompleteAttribute, int64_t{1});
         file.flush();
     }
     file.close();
     seal_file(unfinished);
-    if (before_commit_) before_commit_();
-    rename_durably(unfinished, part);
+    if (before_commit) before_commit();
+    rename_durably(unfinished, path);
+}
+
+void PartWriter::commit() {
+    if (held_.empty()) return;
+    write_part(part_path(folder_, group_, next_part_), layout_, run_, held_, before_commit_);
     ++next_part_;
     held_tokens_ = 0;
     held_.clear();

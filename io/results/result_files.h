@@ -23,6 +23,17 @@ std::vector<std::filesystem::path> list_parts(const std::filesystem::path& folde
 
 std::filesystem::path part_path(const std::filesystem::path& folder, int group, int64_t number);
 
+// Files of running records that a start has left when it was stopped, by name: partial-G-NNNNNN.h5
+// of group G, one a start. Like parts, but of generations without an end.
+std::vector<std::filesystem::path> list_partials(const std::filesystem::path& folder);
+std::filesystem::path next_partial(const std::filesystem::path& folder, int group);
+
+// Writes the records as a file of kind part, sealed, under its name at once; `before_commit` (may
+// be empty) is called before.
+void write_part(const std::filesystem::path& path, const GenerationLayout& layout,
+                const std::string& run, const std::vector<Generation>& records,
+                const std::function<void()>& before_commit);
+
 // Throws unless results can be written to `out`: Error{usage} where something is there that may
 // not be replaced (only a generations file may, with `overwrite`), Error{io} where the folder is
 // missing or not writable. Writes nothing.

@@ -73,6 +73,9 @@ class ResultWriter {
     int64_t computed_now() const { return own_->computed(); }
     GroupParts parts() const { return own_->parts(); }
 
+    // See GroupWriter.
+    void keep(std::vector<Generation> running) { own_->keep(std::move(running)); }
+
     const GenerationLayout& layout() const { return options_.layout; }
     // A finished record, in any order, each once. Error{internal} where its statistics disagree.
     void add(Generation generation);

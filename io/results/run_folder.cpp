@@ -68,15 +68,24 @@ std::string difference(const h5::Attributes& then, const h5::Attributes& now) {
     return text;
 }
 
+bool is_work(const std::string& name) {
+    return name.starts_with("part-") || name.starts_with("partial-");
+}
+
 bool is_unfinished(const std::string& name) {
-    return name.ends_with(".h5.tmp") && (name.starts_with("part-") || name.starts_with(kRunFile));
+    return name.ends_with(".h5.tmp") && (is_work(name) || name.starts_with(kRunFile));
+}
+
+// A part, or tokens of records that were running.
+bool holds_work(const fs::path& folder) {
+    return !list_parts(folder).empty() || !list_partials(folder).empty();
 }
 
 // True: a run made this file; one that was set aside no longer counts.
 bool is_ours(const fs::path& path) {
     const std::string name = path.filename().string();
     return is_unfinished(name) || name == kRunFile || RunLock::is_lock(name) ||
-           (name.starts_with("part-") && name.ends_with(".h5"));
+           (is_work(name) && name.ends_with(".h5"));
 }
 
 std::vector<fs::path> entries(const fs::path& folder) {
@@ -99,8 +108,8 @@ fs::path done_folder(const fs::path& folder) {
 void remove_files(const fs::path& folder) {
     std::error_code ignored;
     std::vector<fs::path> files = entries(folder);
-    std::ranges::partition(
-        files, [](const fs::path& file) { return file.filename().string().starts_with("part-"); });
+    std::ranges::partition(files,
+                           [](const fs::path& file) { return is_work(file.filename().string()); });
     for (const fs::path& file : files)
         if (is_ours(file)) fs::remove(file, ignored);
     fs::remove(folder, ignored);  // fails where something else is in it
@@ -119,7 +128,7 @@ std::string run_name(const h5::Attributes& fingerprint) {
 
 void check_run(const fs::path& folder, const h5::Attributes& fingerprint) {
     std::error_code error;
-    if (!fs::is_directory(folder, error) || list_parts(folder).empty()) return;
+    if (!fs::is_directory(folder, error) || !holds_work(folder)) return;
     if (!fs::exists(folder / kRunFile, error))
         throw Error(ErrorKind::usage,
                     fmt::format("{} holds parts of an unknown run ({} is missing): choose another "
@@ -145,7 +154,7 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
         check_run(path_, fingerprint);
         remove_unfinished();
         remove_files(done_folder(path_));
-        if (list_parts(path_).empty()) write_run(path_ / kRunFile, fingerprint);
+        if (!holds_work(path_)) write_run(path_ / kRunFile, fingerprint);
     } catch (...) {
         tidy();
         throw;
@@ -160,7 +169,7 @@ void RunFolder::tidy() noexcept {
     try {
         // Parts that another host has just committed may not be listed here yet.
         if (by_groups_ > 0) return;
-        if (list_parts(path_).empty())
+        if (!holds_work(path_))
             remove();
         else if (lock_.computed_now() == 0)
             lock_.withdraw();

@@ -10,6 +10,10 @@
 namespace quadrille {
 namespace {
 
+// A replay is to be several times as fast as the start that emitted the tokens, else a long record
+// is never finished in short starts; a row costs 1/32 of a slot's KDA state.
+constexpr int32_t kReplayBlock = 8;
+
 // Read first: of a folder with several faults the configuration's is told.
 ModelConfig config_for(const std::string& folder, int ranks, int rank) {
     ModelConfig config = read_model_config(folder);
@@ -25,7 +29,8 @@ ModelLimits model_limits(int64_t slots, int64_t capacity, int64_t max_batched_to
     return {.slots = static_cast<int32_t>(slots),
             .capacity = capacity,
             .max_rows = static_cast<int32_t>(rows),
-            .max_block = k + 1};
+            .max_block = k + 1,
+            .replay_block = kReplayBlock};
 }
 
 int32_t prefill_rows(const ModelLimits& limits) {

@@ -35,6 +35,7 @@ RunShape LeaderFiles::claim() {
                                   .before_commit = around_.before_commit});
     for (const std::string& notice : writer_->notices()) around_.log.notice(notice);
     done_ = writer_->done();
+    take_up_kept();
     totals_ = writer_->resumed();
     run.remaining = writer_->remaining();
     if (writer_->restarts() > 0) {
@@ -64,6 +65,10 @@ RunShape LeaderFiles::shape() const {
 
 void LeaderFiles::write(Generation generation) {
     writer_->add(std::move(generation));
+}
+
+void LeaderFiles::write_running(std::vector<Generation> running) {
+    writer_->keep(std::move(running));
 }
 
 void LeaderFiles::commit_part(bool only_if_old) {

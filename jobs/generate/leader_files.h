@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace quadrille {
 
@@ -30,6 +31,7 @@ class LeaderFiles final : public RunFiles {
     RunShape shape() const;
     bool has_writer() const override { return writer_.has_value(); }
     void write(Generation generation) override;
+    void write_running(std::vector<Generation> running) override;
     void commit_part(bool only_if_old) override;
 
     std::optional<ResultWriter> writer_;

@@ -23,10 +23,15 @@ void MemberFiles::join(int group, std::vector<bool> done) {
                                          .ids = source_->ids(),
                                          .before_commit = around_.before_commit},
                     *lock_);
+    take_up_kept();
 }
 
 void MemberFiles::write(Generation generation) {
     writer_->add(std::move(generation));
+}
+
+void MemberFiles::write_running(std::vector<Generation> running) {
+    writer_->keep(std::move(running));
 }
 
 void MemberFiles::commit_part(bool only_if_old) {

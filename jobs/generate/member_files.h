@@ -26,6 +26,7 @@ class MemberFiles final : public RunFiles {
   private:
     bool has_writer() const override { return writer_.has_value(); }
     void write(Generation generation) override;
+    void write_running(std::vector<Generation> running) override;
     void commit_part(bool only_if_old) override;
 
     std::optional<RunLock> lock_;

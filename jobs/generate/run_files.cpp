@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/run_files.h"
 
+#include "io/results/run_folder.h"
 #include "io/text/utf8.h"
 
 #include <fmt/format.h>
@@ -62,6 +63,25 @@ std::string RunFiles::text_of(const Generation& generation) const {
                        generation.finish_reason == FinishReason::stop;
     const std::span<const int32_t> tokens(generation.tokens);
     return tokenizer_->decode(tokens.first(tokens.size() - (ended ? 1 : 0)), true);
+}
+
+void RunFiles::take_up_kept() {
+    kept_ = read_kept(parts_folder(around_.options.out), run_name(fingerprint_));
+}
+
+std::vector<Prompt> RunFiles::read(const RecordQueue::Slice& slice) const {
+    std::vector<Prompt> prompts = source_->read(slice.first, slice.count);
+    for (Prompt& prompt : prompts) {
+        const auto found = kept_.find(key_of(prompt));
+        if (found != kept_.end()) prompt.kept = found->second;
+    }
+    return prompts;
+}
+
+void RunFiles::keep(std::vector<Generation> running) {
+    saving_ = true;
+    write_running(std::move(running));
+    saving_ = false;
 }
 
 void RunFiles::add(std::vector<Generation> finished) {

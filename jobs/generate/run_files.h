@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,11 +58,12 @@ class RunFiles {
     const std::vector<bool>& done() const { return done_; }  // by earlier starts, for each record
     const Tokenizer* tokenizer() const { return tokenizer_.get(); }
 
-    std::vector<Prompt> read(const RecordQueue::Slice& slice) const {
-        return source_->read(slice.first, slice.count);
-    }
+    // Records with what earlier starts kept of them.
+    std::vector<Prompt> read(const RecordQueue::Slice& slice) const;
     void add(std::vector<Generation> finished);
     void commit();
+    // Records that are running, for the next start to go on with.
+    void keep(std::vector<Generation> running);
     // The process is about to die: keeps what can be kept, unless it dies of that.
     void save_what_is_there(bool may_commit);
 
@@ -76,6 +78,8 @@ class RunFiles {
     // What follows from the shape of the run: its fingerprint, the limit of its prompts.
     void set_shape(const RunShape& shape);
     GenerationLayout layout() const;
+    // Once the run is claimed.
+    void take_up_kept();
 
     Around around_;
     std::unique_ptr<Tokenizer> tokenizer_;
@@ -83,12 +87,14 @@ class RunFiles {
     std::optional<RecordSource> source_;
     h5::Attributes fingerprint_;
     std::vector<bool> done_;
+    std::map<RecordKey, Generation> kept_;
     ResultSummary totals_;
     bool saving_ = false;  // in a writer: an error that ends the job may come from there
 
   private:
     virtual bool has_writer() const = 0;
     virtual void write(Generation generation) = 0;
+    virtual void write_running(std::vector<Generation> running) = 0;
     virtual void commit_part(bool only_if_old) = 0;
     std::string text_of(const Generation& generation) const;
 };

@@ -83,7 +83,7 @@ void RunLoop::heed_stop() {
     if (before == Stop::none) drain(plan_.reason());
 }
 
-// Saves at once: the launcher may leave its ranks no more than a second.
+// Saves at once, running records too: the launcher may leave its ranks no more than a second.
 void RunLoop::drain(const std::string& reason) {
     engine_.drop_queued();
     more_ = false;
@@ -130,6 +130,7 @@ void RunLoop::show() {
 void RunLoop::save() {
     around_.position.aside("write");
     around_.files->commit();
+    around_.files->keep(engine_.unfinished());
 }
 
 }  // namespace quadrille

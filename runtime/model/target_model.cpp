@@ -71,10 +71,10 @@ TargetModel::Layer TargetModel::load_layer(int64_t index, const std::string& pre
     const auto at = static_cast<size_t>(index);
     if (config_.attention[at] == AttentionKind::kda) {
         layer.kda.emplace(backend_, loader_, prefix + "self_attn.", config_, plan_, limits_.slots,
-                          limits_.max_block);
+                          limits_.longest_block());
     } else {
         layer.mla.emplace(backend_, loader_, prefix + "self_attn.", config_, plan_, limits_.slots,
-                          limits_.capacity, limits_.max_block);
+                          limits_.capacity, limits_.longest_block());
     }
     layer.ffn.emplace(backend_, loader_, prefix + "mlp.", config_.ffn[at], config_, plan_);
     return layer;

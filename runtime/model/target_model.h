@@ -27,10 +27,13 @@
 namespace quadrille {
 
 struct ModelLimits {
-    int32_t slots = 16;     // sequences with state
-    int64_t capacity = 0;   // tokens per slot
-    int32_t max_rows = 0;   // rows of the largest pass
-    int32_t max_block = 1;  // rows of the longest decode block (K_max + 1)
+    int32_t slots = 16;        // sequences with state
+    int64_t capacity = 0;      // tokens per slot
+    int32_t max_rows = 0;      // rows of the largest pass
+    int32_t max_block = 1;     // rows of the longest decode block that is verified (K_max + 1)
+    int32_t replay_block = 1;  // rows of the longest one of tokens that are known
+
+    int32_t longest_block() const { return max_block > replay_block ? max_block : replay_block; }
 };
 
 class TargetModel {

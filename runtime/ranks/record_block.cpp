@@ -76,6 +76,19 @@ void visit(Visitor& field, P& prompt) {
     field(prompt.sample);
     field(prompt.tokens);
     field(prompt.error);
+    auto& kept = prompt.kept;
+    field(kept.tokens);
+    field(kept.chosen_logprobs);
+    field(kept.top_ids);
+    field(kept.top_logprobs);
+    auto& acceptance = kept.acceptance;
+    for (auto* count :
+         {&acceptance.steps, &acceptance.drafted, &acceptance.accepted, &acceptance.emitted}) {
+        field(*count);
+    }
+    field(acceptance.by_position);
+    field(acceptance.histogram);
+    field(acceptance.trace);
     auto& options = prompt.options;
     field(options.max_new_tokens);
     field(options.temperature);

@@ -118,6 +118,25 @@ def time_that_is_up_ends_a_run(shop):
     shop.complete(out, RECORDS, TOKENS)
 
 
+def a_record_longer_than_the_time_limit_is_finished(shop):
+    """Steps of 200 ms: 8 s for 40 tokens, which no start of 4 s has; each goes on where the last one was stopped."""
+    tokens, whole = 40, shop.path("whole.h5")
+    one = ["--limit", "1", "--max-seqs", "1"]
+    shop.start(whole, 40, tokens, one, ranks=0).expect_code(0)
+    out, starts = shop.path("out.h5"), 0
+    while not os.path.exists(out):
+        starts += 1
+        expect(starts <= 6, "six starts of 4 s have not finished a record of 8 s")
+        run = shop.start(out, 40, tokens, [*one, "--max-time", "4", "--grace", "2"], env=shop.slow(200))
+        expect(run.wait() in (0, 75), f"exit code {run.wait()}:\n{run.errors}")
+        if run.wait() == 75:
+            run.expect_one("stopped with 0 of 1 records done")
+            expect(any(name.startswith("partial-0-") for name in run.parts()), f"nothing kept: {run.parts()}")
+    expect(starts > 1, "one start was enough")
+    expect(not os.path.exists(out + ".parts"), "OUT.parts is left over")
+    shop.same(whole, out)
+
+
 def a_stopped_rank_is_named(shop):
     out = shop.path("out.h5")
     # After three seconds: a rank tells the others once a second where it is.
@@ -300,7 +319,8 @@ def main():
         cases += [a_million_records_take_bounded_memory]
     else:
         cases += [a_signal_to_mpirun_drains, a_signal_to_one_rank_drains, a_second_signal_and_grace_cut_a_drain_short,
-                  mpirun_is_told_to_end_and_leaves_a_second, time_that_is_up_ends_a_run, a_stopped_rank_is_named,
+                  mpirun_is_told_to_end_and_leaves_a_second, time_that_is_up_ends_a_run,
+                  a_record_longer_than_the_time_limit_is_finished, a_stopped_rank_is_named,
                   a_rank_that_fails_ends_all_with_one_message, a_folder_that_is_removed_is_named,
                   a_folder_that_becomes_read_only_is_named, a_second_run_of_the_same_output_is_turned_away,
                   a_file_system_without_locks_is_named, other_settings_are_refused,

@@ -20,7 +20,7 @@ constexpr int32_t kMaxK = 7;
 constexpr int64_t kTokens = 12;
 constexpr int32_t kPoison = 4000;  // an id that no record emits
 
-// Where a row is of the token kPoison, its streams hold NaN.
+// The streams of rows of the token kPoison hold NaN.
 class PoisonBackend final : public ForwardBackend {
   public:
     using ForwardBackend::ForwardBackend;
@@ -62,7 +62,7 @@ class FailingRecord : public testing::Test {
         }
         return prompts;
     }
-    // The first sound prompt with the poisoned id at its end.
+    // A sound prompt with the poisoned id at its end.
     static Prompt poisoned(int64_t index, const Prompt& like) {
         Prompt prompt = like;
         prompt.index = index;
@@ -116,7 +116,7 @@ TEST_F(FailingRecord, ChangesNoOtherInAnyBatchAndAtAnyK) {
     }
 }
 
-// Replaces a token that a record emits by the poisoned one as soon as it is read back.
+// The streams of rows of one token hold infinity: a record fails behind the place it emits it.
 class PoisonLater final : public ForwardBackend {
   public:
     PoisonLater(std::unique_ptr<Backend> inner, int32_t token)
