@@ -8,6 +8,7 @@
 #include "kernels/error.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -94,6 +95,10 @@ ResultWriter::ResultWriter(ResultOptions options) : options_(std::move(options))
     check_output(options_.out, options_.overwrite);
     folder_.emplace(parts_folder(options_.out), options_.fingerprint, options_.locking);
     check_output(options_.out, options_.overwrite);  // a run that held the lock may have finished
+    if (!folder_->unsaid().empty())
+        notices_.push_back(
+            fmt::format("{} was begun by a version that did not record {}: taken as unchanged",
+                        folder_->path().string(), fmt::join(folder_->unsaid(), ", ")));
     take_up_parts();
     own_.emplace(GroupWriter::Options{.folder = folder_->path(),
                                       .group = 0,

@@ -64,6 +64,7 @@ class ResultWriter {
     ResultWriter& operator=(const ResultWriter&) = delete;
 
     const std::vector<std::string>& notices() const { return notices_; }
+    const std::string& run() const { return folder_->run(); }  // its name in parts
     const ResultSummary& resumed() const { return resumed_; }  // done by earlier starts
     int64_t restarts() const { return folder_->restarts(); }
     // Records computed by all starts; more than there are where some were lost.

@@ -12,8 +12,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <set>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace quadrille {
@@ -46,11 +46,8 @@ h5::Attributes read_run(const fs::path& path) {
     return file.group("fingerprint").attributes();
 }
 
-// "k was 2, is 3; seed was 0, is 7"
+// "k was 2, is 3; seed was 0, is 7". Fields that `then` lacks are left out.
 std::string difference(const h5::Attributes& then, const h5::Attributes& now) {
-    std::set<std::string> names;
-    for (const auto& [name, value] : then) names.insert(name);
-    for (const auto& [name, value] : now) names.insert(name);
     const auto shown = [](const h5::Attributes& fields, const std::string& name) {
         const auto found = fields.find(name);
         if (found == fields.end()) return std::string("unknown");
@@ -58,10 +55,9 @@ std::string difference(const h5::Attributes& then, const h5::Attributes& now) {
         return text.empty() ? std::string("none") : text;
     };
     std::string text;
-    for (const std::string& name : names) {
-        const auto before = then.find(name);
+    for (const auto& [name, before] : then) {
         const auto after = now.find(name);
-        if (before != then.end() && after != now.end() && before->second == after->second) continue;
+        if (after != now.end() && before == after->second) continue;
         text += fmt::format("{}{} was {}, is {}", text.empty() ? "" : "; ", name, shown(then, name),
                             shown(now, name));
     }
@@ -126,20 +122,25 @@ std::string run_name(const h5::Attributes& fingerprint) {
     return digest.hex();
 }
 
-void check_run(const fs::path& folder, const h5::Attributes& fingerprint) {
+EarlierRun check_run(const fs::path& folder, const h5::Attributes& fingerprint) {
     std::error_code error;
-    if (!fs::is_directory(folder, error) || !holds_work(folder)) return;
+    if (!fs::is_directory(folder, error) || !holds_work(folder)) return {};
     if (!fs::exists(folder / kRunFile, error))
         throw Error(ErrorKind::usage,
                     fmt::format("{} holds parts of an unknown run ({} is missing): choose another "
                                 "name, or remove the folder",
                                 folder.string(), kRunFile));
-    const std::string changed = difference(read_run(folder / kRunFile), fingerprint);
-    if (changed.empty()) return;
-    throw Error(ErrorKind::usage,
-                fmt::format("{} holds parts of a run with other settings ({}): go on with those, "
-                            "choose another name, or remove the folder",
-                            folder.string(), changed));
+    const h5::Attributes then = read_run(folder / kRunFile);
+    const std::string changed = difference(then, fingerprint);
+    if (!changed.empty())
+        throw Error(ErrorKind::usage,
+                    fmt::format("{} holds parts of a run with other settings ({}): go on with "
+                                "those, choose another name, or remove the folder",
+                                folder.string(), changed));
+    EarlierRun run{.name = run_name(then), .unsaid = {}};
+    for (const auto& [name, value] : fingerprint)
+        if (!then.contains(name)) run.unsaid.push_back(name);
+    return run;
 }
 
 RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, Locking locking)
@@ -151,7 +152,9 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
         throw;
     }
     try {
-        check_run(path_, fingerprint);
+        EarlierRun earlier = check_run(path_, fingerprint);
+        if (!earlier.name.empty()) run_ = std::move(earlier.name);
+        unsaid_ = std::move(earlier.unsaid);
         remove_unfinished();
         remove_files(done_folder(path_));
         if (!holds_work(path_)) write_run(path_ / kRunFile, fingerprint);

@@ -10,13 +10,20 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
+// What the parts in a folder say of their run.
+struct EarlierRun {
+    std::string name;                 // in its parts; empty: the folder holds none
+    std::vector<std::string> unsaid;  // fields of the fingerprint that its version did not record
+};
+
 // Error{usage} with the differing fields, where the folder holds parts of a run with another
 // fingerprint, or of none; Error{input} where run.h5 is damaged or newer than this program. A
-// folder without parts passes. Writes nothing.
-void check_run(const std::filesystem::path& folder, const h5::Attributes& fingerprint);
+// field that run.h5 lacks is taken as equal: versions add fields. Writes nothing.
+EarlierRun check_run(const std::filesystem::path& folder, const h5::Attributes& fingerprint);
 
 // Names the run in its parts.
 std::string run_name(const h5::Attributes& fingerprint);
@@ -33,6 +40,8 @@ class RunFolder {
 
     const std::filesystem::path& path() const { return path_; }
     const std::string& run() const { return run_; }  // names the run in its parts
+    // Fields of the fingerprint by which the parts that are there could not be judged.
+    const std::vector<std::string>& unsaid() const { return unsaid_; }
     RunLock& lock() { return lock_; }
     int64_t restarts() const { return lock_.restarts(); }
     // Records computed by all starts and all groups of ranks.
@@ -52,6 +61,7 @@ class RunFolder {
 
     std::filesystem::path path_;
     std::string run_;
+    std::vector<std::string> unsaid_;
     RunLock lock_;
     int64_t by_groups_before_ = 0;
     int64_t by_groups_ = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/common/job_models.h"
 
+#include "jobs/common/model_identity.h"
 #include "runtime/model/shard.h"
 #include "runtime/prefill_plan.h"
 
@@ -39,10 +40,12 @@ int32_t prefill_rows(const ModelLimits& limits) {
 
 JobModels::JobModels(const ModelChoice& choice, int ranks, int rank)
     : config_(config_for(choice.target, ranks, rank)), checkpoint_(choice.target) {
-    if (choice.draft == "none") return;
-    drafter_files_ =
-        open_drafter({.folder = choice.draft, .placement = choice.placement, .k = choice.k},
-                     config_, ranks, rank);
+    if (choice.draft != "none") {
+        drafter_files_ =
+            open_drafter({.folder = choice.draft, .placement = choice.placement, .k = choice.k},
+                         config_, ranks, rank);
+    }
+    identity_ = model_identity(checkpoint_, drafter_files_ ? &drafter_files_->checkpoint : nullptr);
 }
 
 void JobModels::load(Backend& backend, Communicator& comm, Position& position,

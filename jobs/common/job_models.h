@@ -6,6 +6,7 @@
 #include "drafter/make_drafter.h"
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/h5/h5.h"
 #include "kernels/backend.h"
 #include "runtime/drafter.h"
 #include "runtime/model/target_model.h"
@@ -43,6 +44,7 @@ class JobModels {
 
     const ModelConfig& config() const { return config_; }
     const Checkpoint& checkpoint() const { return checkpoint_; }
+    const h5::Attributes& identity() const { return identity_; }  // model_identity
     bool drafts() const { return drafter_files_.has_value(); }
     // These need a drafter.
     const DraftConfig& draft_config() const { return drafter_files_->config; }
@@ -61,6 +63,7 @@ class JobModels {
     ModelConfig config_;
     Checkpoint checkpoint_;
     std::optional<DrafterFiles> drafter_files_;  // absent: no drafter
+    h5::Attributes identity_;
     std::optional<TargetModel> target_;
     std::unique_ptr<Drafter> drafter_;
 };

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/common/model_session.h"
 
+#include "jobs/common/model_identity.h"
+#include "jobs/common/version.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
 namespace quadrille {
 
 // Groups are told apart before anything else: the watchdog must know who waits for whom.
@@ -51,6 +59,17 @@ void ModelSession::read_checkpoint(int32_t k) {
                                     .placement = options_.draft_placement,
                                     .k = k},
                         group().size(), group().rank());
+    });
+    h5::Attributes own = models_->identity();
+    own["program"] = fmt::format("{} {}", version(), commit());
+    own["backend"] = backend().name();
+    const std::vector<std::string> all = gather_texts(world(), field_lines(own));
+    agree(world(), "models of all ranks", [&] {
+        const std::string differing = differing_fields(all, mpi().hosts());
+        if (differing.empty()) return;
+        throw Error(ErrorKind::input,
+                    fmt::format("ranks do not have the same model in {}{}:\n{}", options_.target,
+                                models_->drafts() ? " and " + options_.draft : "", differing));
     });
 }
 

@@ -43,7 +43,8 @@ class ModelSession {
     void start_up(Body&& body);
 
     void choose_backend();
-    // What the folders of the models hold, for up to k drafts a step.
+    // What the folders of the models hold, for up to k drafts a step. Ranks that read other files
+    // than each other are an Error{input} with a table.
     void read_checkpoint(int32_t k);
     // `comm`: model_comm() or one around it. Ids from `known_tokens` on are never drafted.
     void load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm);

@@ -41,13 +41,11 @@ std::string utc_now() {
         fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
-                           const Checkpoint* drafter, const Tokenizer* tokenizer,
-                           const std::string& prompts_digest, int64_t k, int64_t context,
-                           const Backend& backend) {
+h5::Attributes fingerprint(const GenerateOptions& options, const h5::Attributes& models,
+                           const Tokenizer* tokenizer, const std::string& prompts_digest, int64_t k,
+                           int64_t context, const Backend& backend) {
     h5::Attributes fields = sampling(options);
-    fields["checkpoint_digest"] = checkpoint.digest();
-    fields["drafter_digest"] = drafter == nullptr ? std::string() : drafter->digest();
+    fields.insert(models.begin(), models.end());
     fields["tokenizer_digest"] = tokenizer == nullptr ? std::string() : tokenizer->digest();
     fields["prompts_digest"] = prompts_digest;
     fields["k"] = k;

@@ -3,7 +3,6 @@
 // recognises the parts of an earlier one (io/FORMAT.md).
 #pragma once
 
-#include "io/checkpoint/safetensors.h"
 #include "io/h5/h5.h"
 #include "io/text/tokenizer.h"
 #include "jobs/generate/generate_options.h"
@@ -17,12 +16,11 @@ namespace quadrille {
 
 std::string utc_now();  // ISO 8601
 
-// What makes two runs the same; `drafter` and `tokenizer` may be nullptr. The number of ranks and
-// the batch are not part of it.
-h5::Attributes fingerprint(const GenerateOptions& options, const Checkpoint& checkpoint,
-                           const Checkpoint* drafter, const Tokenizer* tokenizer,
-                           const std::string& prompts_digest, int64_t k, int64_t context,
-                           const Backend& backend);
+// What makes two runs the same; `models`: model_identity; `tokenizer` may be nullptr. The number of
+// ranks and the batch are not part of it.
+h5::Attributes fingerprint(const GenerateOptions& options, const h5::Attributes& models,
+                           const Tokenizer* tokenizer, const std::string& prompts_digest, int64_t k,
+                           int64_t context, const Backend& backend);
 
 // What only the run knows.
 struct RunFacts {

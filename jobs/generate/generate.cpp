@@ -130,8 +130,7 @@ void GenerateJob::open_files() {
     JobModels& models = session_.models();
     const RunFiles::Around around{.options = options_,
                                   .config = models.config(),
-                                  .checkpoint = models.checkpoint(),
-                                  .drafter = models.drafts() ? &models.draft_checkpoint() : nullptr,
+                                  .identity = models.identity(),
                                   .backend = session_.backend(),
                                   .k = k_,
                                   .log = session_.log(),

@@ -38,6 +38,8 @@ RunShape LeaderFiles::claim() {
     take_up_kept();
     totals_ = writer_->resumed();
     run.remaining = writer_->remaining();
+    std::copy_n(writer_->run().data(), std::min(writer_->run().size(), run.run.size() - 1),
+                run.run.data());
     if (writer_->restarts() > 0) {
         around_.log.notice(fmt::format("going on with {}: {} of {} records are done",
                                        parts_folder(options.out).string(), totals_.records,

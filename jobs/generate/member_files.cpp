@@ -8,7 +8,8 @@
 
 namespace quadrille {
 
-MemberFiles::MemberFiles(const Around& around, const RunShape& shape) : RunFiles(around) {
+MemberFiles::MemberFiles(const Around& around, const RunShape& shape)
+    : RunFiles(around), run_(shape.run.data()) {
     set_shape(shape);
 }
 
@@ -19,7 +20,7 @@ void MemberFiles::join(int group, std::vector<bool> done) {
     writer_.emplace(GroupWriter::Options{.folder = folder,
                                          .group = group,
                                          .layout = layout(),
-                                         .run = run_name(fingerprint_),
+                                         .run = run_,
                                          .ids = source_->ids(),
                                          .before_commit = around_.before_commit},
                     *lock_);

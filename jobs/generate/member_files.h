@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace quadrille {
@@ -29,6 +30,7 @@ class MemberFiles final : public RunFiles {
     void write_running(std::vector<Generation> running) override;
     void commit_part(bool only_if_old) override;
 
+    std::string run_;  // its name in parts
     std::optional<RunLock> lock_;
     std::optional<GroupWriter> writer_;
 };

@@ -3,6 +3,7 @@
 
 #include "io/results/run_folder.h"
 #include "io/text/utf8.h"
+#include "jobs/common/model_identity.h"
 
 #include <fmt/format.h>
 
@@ -26,9 +27,8 @@ RunFiles::RunFiles(const Around& around) : around_(around) {
 
 void RunFiles::set_shape(const RunShape& shape) {
     source_->set_context(shape.capacity);
-    fingerprint_ =
-        fingerprint(around_.options, around_.checkpoint, around_.drafter, tokenizer_.get(),
-                    source_->digest(), around_.k, shape.capacity, around_.backend);
+    fingerprint_ = fingerprint(around_.options, around_.identity, tokenizer_.get(),
+                               source_->digest(), around_.k, shape.capacity, around_.backend);
 }
 
 GenerationLayout RunFiles::layout() const {
@@ -43,11 +43,7 @@ GenerationLayout RunFiles::layout() const {
 }
 
 std::string RunFiles::description() const {
-    std::string text;
-    for (const auto& [name, value] : fingerprint_) {
-        text += fmt::format("{} {}\n", name, h5::describe(value));
-    }
-    return text;
+    return field_lines(fingerprint_);
 }
 
 std::string RunFiles::text_of(const Generation& generation) const {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "io/checkpoint/model_config.h"
-#include "io/checkpoint/safetensors.h"
+#include "io/h5/h5.h"
 #include "io/results/group_writer.h"
 #include "io/results/result_writer.h"
 #include "io/text/tokenizer.h"
@@ -17,6 +17,7 @@
 #include "kernels/backend.h"
 #include "runtime/log.h"
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,10 +31,11 @@ namespace quadrille {
 // What every rank must know and only the leader of the run can find out.
 struct RunShape {
     int64_t records = 0;
-    int64_t capacity = 0;      // tokens per slot
-    int64_t known_tokens = 0;  // ids from here on are never chosen
-    int64_t remaining = 0;     // records that no earlier start has done
-    bool stop_text = false;    // some record has stop strings
+    int64_t capacity = 0;        // tokens per slot
+    int64_t known_tokens = 0;    // ids from here on are never chosen
+    int64_t remaining = 0;       // records that no earlier start has done
+    bool stop_text = false;      // some record has stop strings
+    std::array<char, 17> run{};  // its name in parts, ended by a 0
 };
 
 class RunFiles {
@@ -42,8 +44,7 @@ class RunFiles {
     struct Around {
         const GenerateOptions& options;
         const ModelConfig& config;
-        const Checkpoint& checkpoint;
-        const Checkpoint* drafter = nullptr;
+        const h5::Attributes& identity;  // model_identity
         const Backend& backend;
         int32_t k = 0;
         Log& log;

@@ -71,17 +71,30 @@ TEST_F(ResumeTest, RefusesOtherSettingsFieldByField) {
     ResultOptions o = options();
     o.fingerprint["k"] = int64_t{3};
     o.fingerprint["temperature"] = 0.5;
-    o.fingerprint["accept"] = std::string("coupled");
     o.fingerprint.erase("prompts_digest");
     expect_error(ErrorKind::usage,
-                 {"generations.h5.parts", "accept was unknown, is coupled", "k was 2, is 3",
-                  "prompts_digest was abc, is unknown", "temperature was 0, is 0.5"},
+                 {"generations.h5.parts", "k was 2, is 3", "prompts_digest was abc, is unknown",
+                  "temperature was 0, is 0.5"},
                  [&] { ResultWriter{o}; });
     o.overwrite = true;
     expect_error(ErrorKind::usage, {"k was 2, is 3"}, [&] { ResultWriter{o}; });
     ResultWriter writer(options());
     EXPECT_EQ(writer.restarts(), 1);  // refusals are none
     complete(writer);
+}
+
+// Parts of a version whose fingerprint had fewer fields are this run's, under the name it gave
+// them.
+TEST_F(ResumeTest, GoesOnWhereAFieldWasNotRecorded) {
+    start({{0}});
+    ResultOptions o = options();
+    o.fingerprint["config_digest"] = std::string("abc");
+    const ResultWriter writer(o);
+    ASSERT_EQ(writer.notices().size(), 1u);
+    EXPECT_NE(writer.notices()[0].find("did not record config_digest"), std::string::npos);
+    EXPECT_EQ(writer.restarts(), 1);
+    EXPECT_EQ(writer.resumed().records, 1);
+    EXPECT_EQ(writer.run(), run_name(options().fingerprint));
 }
 
 TEST_F(ResumeTest, AFolderWithoutPartsIsNobodys) {
