@@ -9,10 +9,12 @@
 #include "runtime/ranks/agree.h"
 #include "runtime/ranks/launcher.h"
 #include "runtime/ranks/mpi.h"
+#include "runtime/ranks/stop_signals.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <span>
@@ -22,6 +24,8 @@
 
 namespace quadrille {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 int show(const ShowText& text) {
     std::fputs(text.text.c_str(), stdout);
@@ -57,7 +61,8 @@ void broadcast(Communicator& world, std::vector<std::string>& words) {
 
 // Command line and environment of rank 0 count on every rank: mpirun does not carry the
 // environment to other hosts.
-int start_ranks(Invocation invocation, std::span<const JobRow> table) {
+int start_ranks(Invocation invocation, std::span<const JobRow> table, StopSignals& signals,
+                Clock::time_point begin) {
     const Launcher launcher;
     MpiSession session;
     try {
@@ -65,7 +70,7 @@ int start_ranks(Invocation invocation, std::span<const JobRow> table) {
         broadcast(session.world(), invocation.environment);
         const Command command = agree(session.world(), "command line",
                                       [&] { return parse_command(invocation, table); });
-        return run_on_ranks(command, {session, launcher});
+        return run_on_ranks(command, {session, launcher, signals, begin});
     } catch (const AgreedError& error) {
         if (session.rank() != 0) return error.exit_code();
         return report(error);
@@ -75,19 +80,20 @@ int start_ranks(Invocation invocation, std::span<const JobRow> table) {
     }
 }
 
-int start(const Invocation& invocation) {
+int start(const Invocation& invocation, StopSignals& signals, Clock::time_point begin) {
     const std::vector<JobRow> table = job_table();
     const bool alone = std::ranges::any_of(table, [&](const JobRow& row) {
         return !row.on_ranks && !invocation.arguments.empty() &&
                row.name == invocation.arguments.front();
     });
+    if (alone) signals.release();
     if (alone || !launched_with_others()) {
         const Command command = parse_command(invocation, table);
         if (const auto* text = std::get_if<ShowText>(&command)) return show(*text);
         const auto& chosen = std::get<ChosenJob>(command);
         if (!chosen.on_ranks) return chosen.job->run(nullptr);
     }
-    return start_ranks(invocation, table);
+    return start_ranks(invocation, table, signals, begin);
 }
 
 }  // namespace
@@ -95,8 +101,10 @@ int start(const Invocation& invocation) {
 
 int main(int argc, char** argv) {
     using namespace quadrille;
+    const auto begin = Clock::now();
     try {
-        return start(read_invocation(argc, argv));
+        StopSignals signals(kResumable);
+        return start(read_invocation(argc, argv), signals, begin);
     } catch (...) {
         return report(as_error(std::current_exception()));
     }

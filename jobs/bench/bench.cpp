@@ -371,6 +371,7 @@ std::vector<Prompt> made_up_prompts(int64_t records, int64_t tokens, int64_t voc
 }
 
 int run_bench(const BenchOptions& options, const RankStart& start) {
+    start.signals.release();
     return BenchJob(options, start).run();
 }
 

@@ -2,13 +2,12 @@
 #include "jobs/common/model_identity.h"
 
 #include "io/digest.h"
-#include "io/files.h"
+#include "io/text/json.h"
 #include "jobs/common/table.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <fcntl.h>
 #include <filesystem>
 #include <map>
 #include <vector>
@@ -18,17 +17,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kMaxFile = int64_t{1} << 30;
+
 using Ranks = std::vector<size_t>;
 
 // "" for a file that is not there.
 std::string file_digest(const fs::path& path) {
     std::error_code error;
     if (!fs::exists(path, error)) return {};
-    const FileHandle file(path, O_RDONLY | O_CLOEXEC);
-    std::string bytes(static_cast<size_t>(file.size()), '\0');
-    bytes.resize(file.read(0, bytes));
     Digest digest;
-    digest.add(bytes);
+    digest.add(read_file(path, kMaxFile));
     return digest.hex();
 }
 

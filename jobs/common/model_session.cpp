@@ -7,9 +7,22 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace quadrille {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kTurn = 300ms;
+
+}  // namespace
+
+ModelSession::~ModelSession() {
+    start_.signals.end_through({});
+}
 
 // Groups are told apart before anything else: the watchdog must know who waits for whom.
 ModelSession::ModelSession(const ModelOptions& options, const RankStart& start)
@@ -31,6 +44,11 @@ void ModelSession::watch(std::chrono::seconds silence, std::function<void()> at_
     if (at_end) fatal_->at_end(std::move(at_end));
     fatal_->at_abort([this] {
         if (device_.device_comm) device_.device_comm->abort();
+    });
+    start_.signals.end_through([this](const std::string& why) {
+        // The first rank that ends takes the others along: one line is enough.
+        std::this_thread::sleep_for(start_.session.rank() == 0 ? 0ms : kTurn);
+        fatal_->stop(kResumable, why);
     });
     if (silence.count() > 0) {
         watchdog_.emplace(session, position_, *fatal_, start_.launcher, silence, group_of_rank_);

@@ -31,6 +31,7 @@ class ModelSession {
   public:
     // Places the ranks: those of a group share one copy of the model. `options` outlives this.
     ModelSession(const ModelOptions& options, const RankStart& start);
+    ~ModelSession();
     ModelSession(const ModelSession&) = delete;
     ModelSession& operator=(const ModelSession&) = delete;
 

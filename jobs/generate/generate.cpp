@@ -32,6 +32,9 @@ namespace quadrille {
 
 namespace {
 
+// Assembling goes on at a first signal: it is short, and ended it is done again.
+constexpr int kSignalsAtTheEnd = 2;
+
 class GenerateJob {
   public:
     GenerateJob(const GenerateOptions& options, const RankStart& start);
@@ -58,7 +61,9 @@ class GenerateJob {
     Progress progress(const GroupProgress& all) const;
 
     const GenerateOptions& options_;
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    std::chrono::steady_clock::time_point begin_;  // of the process
+    StopSignals& signals_;
+    StopPlan plan_;
     ModelSession session_;
     Communicator& world_;  // all ranks
     Heartbeat heartbeat_;
@@ -74,6 +79,10 @@ class GenerateJob {
 
 GenerateJob::GenerateJob(const GenerateOptions& options, const RankStart& start)
     : options_(options),
+      begin_(start.begin),
+      signals_(start.signals),
+      plan_(start.signals, start.begin, std::chrono::seconds(options.max_time),
+            std::chrono::seconds(options.grace)),
       session_(options, start),
       world_(session_.world()),
       facts_{.start = utc_now(),
@@ -242,16 +251,16 @@ int GenerateJob::run_steps() {
                    .accept = options_.accept,
                    .tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
                    .steps = options_.eager ? StepWay::in_parts : StepWay::recorded});
-    StopPlan plan(start_, std::chrono::seconds(options_.max_time),
-                  std::chrono::seconds(options_.grace));
-    RunLoop run(engine, plan, limits.slots,
+    RunLoop run(engine, plan_, limits.slots,
                 {.comm = session_.group(),
                  .position = session_.position(),
                  .log = session_.log(),
                  .files = files_,
                  .board = board_ ? &*board_ : nullptr,
                  .show = [this](const GroupProgress& all, Stop stop) { show(all, stop); }});
+    signals_.heed();
     const Stop stop = run.run();
+    signals_.end_after(kSignalsAtTheEnd);
     return end(engine.stats(), stop);
 }
 
@@ -298,7 +307,7 @@ void GenerateJob::finish(const EngineStats& stats) {
     facts_.graphs = stats.recorded_steps > 0;
     const ResultSummary totals = run_files_->finish(facts_);
     const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
     fmt::print("{}",
                summary_table(
                    totals, run_files_->resumed(),

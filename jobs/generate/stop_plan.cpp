@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/stop_plan.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstring>
 
 namespace quadrille {
 
-StopPlan::StopPlan(Clock::time_point start, std::chrono::seconds max_time,
+StopPlan::StopPlan(StopSignals& signals, Clock::time_point start, std::chrono::seconds max_time,
                    std::chrono::seconds grace)
-    : grace_(grace) {
+    : signals_(signals), grace_(grace) {
     if (max_time.count() == 0) return;
     end_at_ = start + max_time;
     drain_at_ = *end_at_ - std::min<Clock::duration>(grace, Clock::duration(max_time) / 2);
+    signals_.end_at(*drain_at_, "--max-time");
 }
 
 Stop StopPlan::wish(Clock::time_point now) const {
@@ -35,9 +33,8 @@ Stop StopPlan::agree(Communicator& comm, Stop heard, Clock::time_point now) {
 
 std::string StopPlan::reason() const {
     if (out_of_time_) return "--max-time";
-    const int signal = signals_.signal();
-    if (signal == 0) return "a signal to another rank";
-    return fmt::format("signal {} ({})", signal, ::strsignal(signal));
+    const std::string signal = signals_.last();
+    return signal.empty() ? "a signal to another rank" : signal;
 }
 
 }  // namespace quadrille

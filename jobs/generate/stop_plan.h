@@ -18,8 +18,10 @@ class StopPlan {
 
     // `max_time`: the run ends that long after `start` at the latest (as steps and commits go), so
     // it drains `grace` before, though never in the first half; 0: any time. A drain lasts `grace`
-    // at most. Signals count while this lives.
-    StopPlan(Clock::time_point start, std::chrono::seconds max_time, std::chrono::seconds grace);
+    // at most. What has not come to the step loop when the drain is due ends then. `signals`
+    // outlive this.
+    StopPlan(StopSignals& signals, Clock::time_point start, std::chrono::seconds max_time,
+             std::chrono::seconds grace);
 
     // Collective, once a step; the same answer on all ranks: none, then drain, then now. `heard`:
     // what ranks beyond `comm` wish, as far as this rank knows.
@@ -31,7 +33,7 @@ class StopPlan {
   private:
     Stop wish(Clock::time_point now) const;
 
-    StopSignals signals_;
+    StopSignals& signals_;
     std::chrono::seconds grace_;
     std::optional<Clock::time_point> drain_at_;
     std::optional<Clock::time_point> end_at_;

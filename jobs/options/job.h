@@ -8,7 +8,9 @@
 #include "kernels/error.h"
 #include "runtime/ranks/launcher.h"
 #include "runtime/ranks/mpi.h"
+#include "runtime/ranks/stop_signals.h"
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,10 +27,14 @@ struct Invocation {
     std::vector<std::string> environment;  // NAME=value of the names in options/environment.h
 };
 
-// What a job on ranks starts with. `launcher` was made before MPI started.
+// What a job on ranks starts with. `launcher` was made before MPI started, `signals` at `begin`,
+// the first line of main: they end the process with kResumable until the job heeds or releases
+// them.
 struct RankStart {
     MpiSession& session;
     Launcher launcher;
+    StopSignals& signals;
+    std::chrono::steady_clock::time_point begin;
 };
 
 // A job and the options of one invocation.

@@ -25,6 +25,30 @@ std::optional<T> parse_number(const std::string& text) {
     return value;
 }
 
+constexpr int64_t kMostSeconds = 1'000'000'000;
+
+// "D-HH", "D-HH:MM" or "D-HH:MM:SS", as Slurm writes its limits; `dash`: where the days end.
+std::optional<int64_t> parse_days(const std::string& text, size_t dash) {
+    constexpr std::array<int64_t, 3> kAbove = {24, 60, 60};
+    const auto days = parse_number<int64_t>(text.substr(0, dash));
+    if (!days || *days < 0 || *days > kMostSeconds / 86400) return std::nullopt;
+    int64_t seconds = *days;
+    size_t begin = dash + 1;
+    for (const int64_t above : kAbove) {
+        int64_t value = 0;
+        if (begin <= text.size()) {
+            const size_t end = std::min(text.find(':', begin), text.size());
+            const auto field = parse_number<int64_t>(text.substr(begin, end - begin));
+            if (!field || *field < 0 || *field >= above) return std::nullopt;
+            value = *field;
+            begin = end + 1;
+        }
+        seconds = seconds * above + value;
+    }
+    const bool all_read = begin > text.size();
+    return all_read && seconds <= kMostSeconds ? std::optional(seconds) : std::nullopt;
+}
+
 }  // namespace
 
 CLI::Validator integer(int64_t low, int64_t high) {
@@ -90,7 +114,8 @@ CLI::Validator not_empty(std::string wanted) {
 }
 
 std::optional<int64_t> parse_time(const std::string& text) {
-    constexpr int64_t kMost = 1'000'000'000;
+    const size_t dash = text.find('-');
+    if (dash != std::string::npos) return parse_days(text, dash);
     int64_t seconds = 0;
     size_t begin = 0;
     for (size_t colon = 0, fields = 1; colon != std::string::npos; ++fields) {
@@ -103,12 +128,12 @@ std::optional<int64_t> parse_time(const std::string& text) {
             unit = named == std::string_view::npos ? 1 : std::array{1, 60, 3600, 86400}[named];
         }
         const std::optional<int64_t> value = parse_number<int64_t>(field);
-        const bool in_range = value && *value >= 0 && *value <= kMost / unit;
+        const bool in_range = value && *value >= 0 && *value <= kMostSeconds / unit;
         if (!in_range || fields > 3 || (fields > 1 && *value > 59)) return std::nullopt;
         seconds = seconds * 60 + *value * unit;
         begin = colon + 1;
     }
-    return seconds <= kMost ? std::optional(seconds) : std::nullopt;
+    return seconds <= kMostSeconds ? std::optional(seconds) : std::nullopt;
 }
 
 CLI::Validator shard_value() {
@@ -126,8 +151,9 @@ CLI::Validator time_value(int64_t low) {
             const std::optional<int64_t> seconds = parse_time(text);
             if (seconds && *seconds >= low) return {};
             return fmt::format(
-                "expected a time of at least {} s such as 90, 45m, 2h or 1:30:00, found '{}'", low,
-                text);
+                "expected a time of at least {} s such as 90, 45m, 2h, 1:30:00 or 1-12:00:00, "
+                "found '{}'",
+                low, text);
         },
         "");
 }

@@ -29,7 +29,8 @@ CLI::Validator time_value(int64_t low);  // parse_time, at least `low` seconds
 
 // "I/N" with 0 <= I < N.
 std::optional<Shard> parse_shard(const std::string& text);
-// Seconds in "90", "90s", "45m", "2h", "1d" or "1:30:00" (hours, minutes, seconds).
+// Seconds in "90", "90s", "45m", "2h", "1d", "1:30:00" (hours, minutes, seconds) or "1-12:30:00"
+// (days before it; minutes and seconds may be absent).
 std::optional<int64_t> parse_time(const std::string& text);
 
 // Throws Error{usage}.

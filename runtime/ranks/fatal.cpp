@@ -70,27 +70,36 @@ void Fatal::end(std::exception_ptr exception) noexcept {
 }
 
 void Fatal::end(const Error& error) noexcept {
+    std::string what;
+    try {
+        what = fmt::format("{} error: {} ({}:{})", name(error.kind()), error.what(),
+                           file_name(error.where().file_name()), error.where().line());
+    } catch (...) {
+        print_line("fatal error, and no memory left to name it\n");
+    }
+    stop(error.exit_code(), what);
+}
+
+void Fatal::stop(int code, const std::string& what) noexcept {
     thread_local bool ending_here = false;
     if (ending_here) {  // an exception on the way out
-        abort_(error.exit_code());
-        std::_Exit(error.exit_code());
+        abort_(code);
+        std::_Exit(code);
     }
     if (ending_.test_and_set()) wait_for_the_end();
     ending_here = true;
     try {
-        print_line(fmt::format("[rank {}/{} {}] {} error: {} ({}:{}) at {}\n", rank_.rank,
-                               rank_.size, rank_.host, name(error.kind()), error.what(),
-                               file_name(error.where().file_name()), error.where().line(),
-                               position_.text()));
+        print_line(fmt::format("[rank {}/{} {}] {} at {}\n", rank_.rank, rank_.size, rank_.host,
+                               what, position_.text()));
     } catch (...) {
-        print_line("fatal error, and no memory left to name it\n");
+        print_line("the end of this rank, and no memory left to name it\n");
     }
-    guard_the_end(error.exit_code());
+    guard_the_end(code);
     if (std::this_thread::get_id() == main_thread_) run_hooks();
     run_last_hook();
     hooks_done_.store(true);
-    abort_(error.exit_code());
-    std::_Exit(error.exit_code());
+    abort_(code);
+    std::_Exit(code);
 }
 
 // Hooks may hang (a file system that is gone) and so may MPI_Abort (its daemon is gone): the end

@@ -45,6 +45,8 @@ class Fatal {
     // hooks, aborts. A second thread that dies meanwhile waits in silence.
     [[noreturn]] void end(const Error& error) noexcept;
     [[noreturn]] void end(std::exception_ptr exception) noexcept;
+    // Ends likewise without an error: prints "[rank 2/4 host] what at step …", aborts with `code`.
+    [[noreturn]] void stop(int code, const std::string& what) noexcept;
 
     // Runs `body` (the part of a job between start-up and its end) and returns its result; an
     // exception that leaves it ends the job here, while everything it could wait for still lives.

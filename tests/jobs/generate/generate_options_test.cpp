@@ -191,18 +191,50 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{}, "CUDA_GRAPHS: expected 0 or 1, found 'yes'", {"CUDA_GRAPHS=yes"}}));
 
 TEST(GenerateFlags, TimesHaveUnitsOrColons) {
-    const std::pair<const char*, int64_t> good[] = {
-        {"90", 90},        {"90s", 90},           {"45m", 2700},
-        {"2h", 7200},      {"1d", 86400},         {"1:30", 90},
-        {"1:30:00", 5400}, {"100:00:59", 360059}, {"1000000000", 1'000'000'000}};
+    const std::pair<const char*, int64_t> good[] = {{"90", 90},
+                                                    {"90s", 90},
+                                                    {"45m", 2700},
+                                                    {"2h", 7200},
+                                                    {"1d", 86400},
+                                                    {"1:30", 90},
+                                                    {"1:30:00", 5400},
+                                                    {"100:00:59", 360059},
+                                                    {"1000000000", 1'000'000'000},
+                                                    {"1-00", 86400},
+                                                    {"2-01:30", 178200},
+                                                    {"0-00:00:07", 7},
+                                                    {"1-12:30:15", 131415}};
     for (const auto& [text, seconds] : good) {
         EXPECT_EQ(generate({"--max-time", text}).max_time, seconds) << text;
     }
-    for (const char* text : {"", "0", "-1", "1.5", "m", "1:60", "1:2:3:4", "1:30m", "1:", ":1",
-                             "2w", "1000000001", "99999999999d", "1h30m", " 1", "1000000000:00"}) {
+    for (const char* text : {"",
+                             "0",
+                             "-1",
+                             "1.5",
+                             "m",
+                             "1:60",
+                             "1:2:3:4",
+                             "1:30m",
+                             "1:",
+                             ":1",
+                             "2w",
+                             "1000000001",
+                             "99999999999d",
+                             "1h30m",
+                             " 1",
+                             "1000000000:00",
+                             "1-",
+                             "-1:00",
+                             "1-24",
+                             "1-23:60",
+                             "1-1:2:3:4",
+                             "1-1:",
+                             "1-2-3",
+                             "1-2h",
+                             "99999999-00"}) {
         EXPECT_EQ(usage_error(generate_with({"--max-time", text})),
-                  std::string("--max-time: expected a time of at least 1 s such as 90, 45m, 2h or "
-                              "1:30:00, found '") +
+                  std::string("--max-time: expected a time of at least 1 s such as 90, 45m, 2h, "
+                              "1:30:00 or 1-12:00:00, found '") +
                       text + "' (see quadrille generate --help)");
     }
     EXPECT_EQ(generate({"--grace", "0"}).grace, 0);

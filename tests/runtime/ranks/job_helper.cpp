@@ -32,8 +32,9 @@ int group_of(const MpiSession& session, int rank) {
     return rank >= session.size() / 2 ? 1 : 0;
 }
 
-int run(MpiSession& session, Communicator& comm, Position& position, const StopSignals& signals,
+int run(MpiSession& session, Communicator& comm, Position& position, StopSignals& signals,
         const std::string& way) {
+    signals.heed();
     int64_t drain_steps = 0;
     for (int64_t step = 0;; ++step) {
         position.enter(step, "meet");
@@ -66,7 +67,7 @@ int main(int, char** argv) {
     const std::string way = argv[1];
     const std::chrono::seconds limit(std::stoi(argv[2]));
     const Launcher launcher;
-    const StopSignals signals;
+    StopSignals signals(kDrained);
     MpiSession session;
     Position position;
     Fatal fatal({session.rank(), session.size(), session.host()}, position, &MpiSession::abort);

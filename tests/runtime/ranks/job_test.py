@@ -79,7 +79,7 @@ def a_signal_to_mpirun_drains_all():
 
 
 def a_signal_to_one_rank_drains_all():
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
         job = Job("run")
         os.kill(job.pids()[2], number)
         code, _ = job.wait()
