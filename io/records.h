@@ -24,6 +24,7 @@ struct RecordOptions {
     int64_t seed = -1;      // -1: derived from the run's seed and the record's index
     int64_t logprobs = -1;  // -1: none; 0: chosen only; n: and the n best
     bool ignore_eos = false;
+    int64_t samples = 1;  // generations of the prompt
     std::vector<int32_t> stop_tokens;
     std::vector<std::string> stop_text;
 };
@@ -59,6 +60,7 @@ struct Generation {
     int32_t sample = 0;           // which of several samples of one prompt
     int64_t prompt_tokens = 0;    // -1: the file does not tell
     RecordId id;                  // filled in by the result writer
+    bool completion = false;      // asked for as a completion of OpenAI's, not as a chat
     std::vector<int32_t> tokens;  // the end or stop token that ended the record included
     Status status = Status::ok;
     FinishReason finish_reason = FinishReason::none;

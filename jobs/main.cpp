@@ -65,6 +65,11 @@ int start_ranks(Invocation invocation, std::span<const JobRow> table, StopSignal
                 Clock::time_point begin) {
     const Launcher launcher;
     MpiSession session;
+    if (session.size() == 1 && launched_with_others()) {
+        return report(Error(ErrorKind::usage,
+                            "expected the ranks of one job, found several tasks that MPI sees one "
+                            "by one: srun needs --mpi=pmix"));
+    }
     try {
         broadcast(session.world(), invocation.arguments);
         broadcast(session.world(), invocation.environment);

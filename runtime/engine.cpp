@@ -82,6 +82,10 @@ void Engine::submit(Prompt prompt) {
                                    prompt.tokens.size(), capacity));
     } else if (!prompt.options.stop_text.empty() && options_.tokenizer == nullptr) {
         reject(prompt, "stop_text: there is no tokenizer to find it with");
+    } else if (prompt.options.max_new_tokens == 0) {
+        Generation nothing = empty_generation(prompt, options_.k);
+        nothing.finish_reason = FinishReason::length;
+        finished_.push_back(std::move(nothing));
     } else {
         queue_.push_back(std::move(prompt));
     }

@@ -19,6 +19,7 @@ using nlohmann::json;
 
 // Same name, or another that means the same.
 constexpr std::pair<const char*, const char*> kOptions[] = {
+    {"n", "n"},
     {"temperature", "temperature"},
     {"top_p", "top_p"},
     {"top_k", "top_k"},
@@ -30,8 +31,6 @@ constexpr std::pair<const char*, const char*> kOptions[] = {
 
 // Fields that may say nothing but this (or null): nothing else can be honoured.
 const std::pair<const char*, json> kOnly[] = {
-    {"n", 1},
-    {"best_of", 1},
     {"stream", false},
     {"echo", false},
     {"suffix", ""},
@@ -42,14 +41,39 @@ const std::pair<const char*, json> kOnly[] = {
     {"modalities", {"text"}},
     {"functions", json::array()},
     {"prompt_logprobs", 0},
+    {"min_tokens", 0},
+    {"length_penalty", 1.0},
+    {"use_beam_search", false},
+    {"bad_words", json::array()},
+    {"guided_json", json::object()},
+    {"guided_regex", ""},
+    {"guided_choice", json::array()},
+    {"guided_grammar", ""},
+    {"structured_outputs", json::object()},
+    {"function_call", "none"},
+    {"prediction", json::object()},
+    {"audio", json::object()},
+    {"web_search_options", json::object()},
 };
 
 // Read elsewhere, or without influence on what is generated.
-constexpr std::array<std::string_view, 16> kOthers = {
-    "model",        "prompt",         "max_tokens",     "max_completion_tokens",
-    "stop",         "stop_token_ids", "logprobs",       "top_logprobs",
-    "tool_choice",  "user",           "metadata",       "parallel_tool_calls",
-    "service_tier", "store",          "stream_options", "safety_identifier"};
+constexpr std::array<std::string_view, 17> kOthers = {"best_of",
+                                                      "model",
+                                                      "prompt",
+                                                      "max_tokens",
+                                                      "max_completion_tokens",
+                                                      "stop",
+                                                      "stop_token_ids",
+                                                      "logprobs",
+                                                      "top_logprobs",
+                                                      "tool_choice",
+                                                      "user",
+                                                      "metadata",
+                                                      "parallel_tool_calls",
+                                                      "service_tier",
+                                                      "store",
+                                                      "stream_options",
+                                                      "safety_identifier"};
 
 bool is_known(const std::string& key) {
     const auto named = [&](const auto& pair) { return key == pair.first; };
@@ -86,6 +110,15 @@ void read_length(const JsonObject& body, PromptRecord& record) {
                 "max_new_tokens", record);
 }
 
+// The best of as many answers as are asked for are all of them.
+void check_best_of(const JsonObject& body) {
+    const json one = 1;
+    const json* answers = body.find("n");
+    const json* best_of = body.find("best_of");
+    if (!answers) answers = &one;
+    if (best_of && *best_of != *answers) body.fail("best_of", shown(*answers) + " (n)");
+}
+
 // Chat: logprobs is a switch and top_logprobs their number. Completions: logprobs is the number.
 void read_logprobs(const JsonObject& body, bool chat, PromptRecord& record) {
     if (!chat) {
@@ -107,12 +140,12 @@ void read_logprobs(const JsonObject& body, bool chat, PromptRecord& record) {
 }  // namespace
 
 bool is_batch_line(const JsonObject& line) {
-    return line.has("custom_id") && line.has("body");
+    const bool ours = line.has("text") || line.has("tokens") || line.has("messages");
+    return !ours && (line.has("custom_id") || line.has("body"));
 }
 
 void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord& record,
                      std::map<std::string, int64_t>& unknown_keys) {
-    record.id = read_text(line, "custom_id");
     if (line.has("method") && line.string("method") != "POST") line.fail("method", "\"POST\"");
     const JsonObject body = line.object("body");
     bool chat = body.has("messages");
@@ -130,10 +163,13 @@ void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord
     if (chat) {
         body.at("messages", "a list of messages");
         record.prompt = read_chat(body, text, "body", rank_candidates_tools(body));
+        record.chat = true;
     } else {
+        record.completion = true;
         read_prompt(body, record);
     }
     for (const auto& [theirs, ours] : kOptions) read_option(body, theirs, ours, record);
+    check_best_of(body);
     read_length(body, record);
     read_logprobs(body, chat, record);
     if (body.has("stop")) record.stop_text = read_texts(body, "stop");

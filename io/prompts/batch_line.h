@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A line of an OpenAI batch file, {"custom_id", "method", "url", "body"}, as a record. Requests of
-// /v1/chat/completions and /v1/completions with one prompt and one answer; what a request asks for
-// and cannot get (several choices, penalties, formats) is an error, not ignored.
+// /v1/chat/completions and /v1/completions with one prompt; what a request asks for and cannot get
+// (penalties, formats) is an error, not ignored.
 #pragma once
 
 #include "io/prompts/prompt_writer.h"
@@ -14,10 +14,10 @@
 
 namespace quadrille {
 
-bool is_batch_line(const JsonObject& line);  // has custom_id and body
+bool is_batch_line(const JsonObject& line);  // has custom_id or body, and no prompt of our own form
 
-// `text` is what `line` was parsed from. Counts keys of the body that mean nothing here.
-// Error{input} "PLACE: body.field: expected …, found …".
+// All but the id. `text` is what `line` was parsed from. Counts keys of the body that mean nothing
+// here. Error{input} "PLACE: body.field: expected …, found …".
 void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord& record,
                      std::map<std::string, int64_t>& unknown_keys);
 

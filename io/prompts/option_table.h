@@ -17,6 +17,7 @@ namespace quadrille::options {
 inline constexpr int64_t kMaxToken = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kIntDefault = -1;  // marker; NaN for floating point
 inline constexpr int64_t kMaxLogprobs = 256;
+inline constexpr int64_t kMaxSamples = int64_t{1} << 20;
 
 struct IntOption {
     const char* name;
@@ -58,15 +59,17 @@ constexpr IntOption int_option(const char* name, int64_t low, int64_t high) {
 }
 
 inline constexpr std::array kInts = {
-    int_option<&RecordOptions::max_new_tokens>("max_new_tokens", 1, kMaxToken),
+    int_option<&RecordOptions::max_new_tokens>("max_new_tokens", 0, kMaxToken),
     int_option<&RecordOptions::top_k>("top_k", 0, kMaxToken),
     int_option<&RecordOptions::seed>("seed", 0, std::numeric_limits<int64_t>::max()),
     int_option<&RecordOptions::logprobs>("logprobs", 0, kMaxLogprobs),
     IntOption{"ignore_eos", 0, 1, [](const RecordOptions& o) -> int64_t { return o.ignore_eos; },
               [](RecordOptions& o, int64_t value) { o.ignore_eos = value != 0; }},
+    int_option<&RecordOptions::samples>("n", 1, kMaxSamples),
 };
 inline constexpr size_t kMaxNewTokens = 0;  // places in kInts
 inline constexpr size_t kLogprobs = 3;
+inline constexpr size_t kSamples = 5;
 
 inline constexpr double kFinite = std::numeric_limits<double>::max();
 inline constexpr std::array kFloats = {
@@ -75,6 +78,8 @@ inline constexpr std::array kFloats = {
     FloatOption{"min_p", 0.0, true, 1.0, &RecordOptions::min_p},
     FloatOption{"repetition_penalty", 0.0, false, kFinite, &RecordOptions::repetition_penalty},
 };
+
+inline constexpr size_t kTemperature = 0;  // place in kFloats
 
 inline constexpr const char* kStopTokens = "stop_tokens";
 inline constexpr const char* kStopText = "stop_text";

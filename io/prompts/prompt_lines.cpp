@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 
 namespace quadrille {
 
@@ -36,9 +37,10 @@ void read_prompt(const JsonObject& object, std::string_view line, PromptRecord& 
         record.prompt = read_text(object, "text");
     } else if (given[0] == "messages") {
         record.prompt = read_chat(object, line, "", true);
+        record.chat = true;
     } else {
         auto tokens = read_tokens(object, "tokens");
-        if (tokens.empty()) object.fail("tokens", "at least one token");
+        if (tokens.empty()) object.reject("tokens", "at least one token");
         record.prompt = std::move(tokens);
     }
 }
@@ -48,20 +50,26 @@ void read_id(const JsonObject& object, PromptRecord& record) {
     if (!id) return;
     if (id->is_string()) {
         record.id = read_text(object, "id");
-    } else if (id->is_number_integer()) {
-        record.id = object.integer("id", INT64_MIN, INT64_MAX);
+    } else if (const std::optional<int64_t> number = read_integer(*id)) {
+        record.id = *number;
     } else {
         object.fail("id", "an integer or a string");
     }
 }
 
+constexpr const char* kStopExpected = "a token id or a list of them, 0 to 2147483647";
+
 void read_stops(const JsonObject& object, PromptRecord& record) {
     if (const json* value = object.find(options::kStopTokens)) {
         if (value->is_array()) {
             record.stop_tokens = read_tokens(object, options::kStopTokens);
+        } else if (const std::optional<int64_t> token = read_integer(*value)) {
+            if (*token < 0 || *token > options::kMaxToken) {
+                object.reject(options::kStopTokens, kStopExpected);
+            }
+            record.stop_tokens = {static_cast<int32_t>(*token)};
         } else {
-            record.stop_tokens = {
-                static_cast<int32_t>(object.integer(options::kStopTokens, 0, options::kMaxToken))};
+            object.fail(options::kStopTokens, kStopExpected);
         }
     }
     if (object.has(options::kStopText)) {
@@ -73,7 +81,6 @@ void read_stops(const JsonObject& object, PromptRecord& record) {
 void read_plain_line(const JsonObject& object, std::string_view line, PromptRecord& record,
                      std::map<std::string, int64_t>& unknown_keys) {
     read_prompt(object, line, record);
-    read_id(object, record);
     for (const auto& option : options::kInts) {
         read_option(object, option.name, option.name, record);
     }
@@ -99,7 +106,8 @@ LineFormat line_format_of(const std::filesystem::path& file) {
     std::string suffix = file.extension().string();
     std::ranges::transform(suffix, suffix.begin(),
                            [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return suffix == ".jsonl" || suffix == ".ndjson" ? LineFormat::jsonl : LineFormat::text;
+    const bool lines = suffix == ".jsonl" || suffix == ".ndjson" || suffix == ".json";
+    return lines ? LineFormat::jsonl : LineFormat::text;
 }
 
 PromptLines::PromptLines(const std::filesystem::path& file, LineFormat format)
@@ -127,13 +135,43 @@ bool PromptLines::next(PromptRecord& record) {
 }
 
 void PromptLines::read_object(PromptRecord& record) {
+    refuse_spread_json();
     const json line = parse_json(lines_.line(), place());
     const JsonObject object(line, place());
-    if (is_batch_line(object)) {
-        read_batch_line(object, lines_.line(), record, unknown_keys_);
+    const bool batch = is_batch_line(object);
+    if (batch) {
+        record.id = read_text(object, "custom_id");
     } else {
-        read_plain_line(object, lines_.line(), record, unknown_keys_);
+        read_id(object, record);
     }
+    const auto fail = [&](const Error& error) {
+        PromptRecord failed;
+        failed.id = std::move(record.id);
+        failed.error = error.what();
+        record = std::move(failed);
+    };
+    try {
+        if (batch) return read_batch_line(object, lines_.line(), record, unknown_keys_);
+        read_plain_line(object, lines_.line(), record, unknown_keys_);
+    } catch (const ValueError& error) {
+        fail(error);
+    } catch (const Error& error) {
+        if (!batch || error.kind() != ErrorKind::input) throw;
+        fail(error);
+    }
+}
+
+// A file of one JSON value over many lines, or a list of all records: the parser would only say
+// what its first line lacks.
+void PromptLines::refuse_spread_json() const {
+    const std::string_view line = lines_.line();
+    const size_t first = line.find_first_not_of(" \t");
+    const size_t last = line.find_last_not_of(" \t");
+    const bool opens_only = line[first] == '{' && first == last;
+    if (line[first] != '[' && !opens_only) return;
+    throw Error(ErrorKind::input,
+                fmt::format("{}: expected JSON lines, an object in each line, found {}", place(),
+                            shown(std::string(line.substr(first)))));
 }
 
 }  // namespace quadrille

@@ -16,7 +16,7 @@ namespace quadrille {
 
 enum class LineFormat : uint8_t { text, jsonl };
 
-// By suffix: .jsonl and .ndjson (in any case) are JSON lines.
+// By suffix: .jsonl, .ndjson and .json (in any case) are JSON lines.
 LineFormat line_format_of(const std::filesystem::path& file);
 
 class PromptLines {
@@ -24,7 +24,9 @@ class PromptLines {
     PromptLines(const std::filesystem::path& file, LineFormat format);
 
     // The next record; false at the end. Blank lines are passed over. Error{input} naming file,
-    // line, field, expected and found.
+    // line, field, expected and found: a line that is no object, an id, and, in our own names, a
+    // field of another type. A value out of its range, and all that an OpenAI request asks for in
+    // vain, is PromptRecord::error instead.
     bool next(PromptRecord& record);
     std::string place() const { return lines_.place(); }  // "FILE:LINE" of that record
 
@@ -34,6 +36,7 @@ class PromptLines {
 
   private:
     void read_object(PromptRecord& record);
+    void refuse_spread_json() const;
 
     LineReader lines_;
     LineFormat format_;

@@ -17,17 +17,7 @@ namespace quadrille {
 namespace {
 
 constexpr int64_t kSlice = 65536;  // rows of a column looked at together
-using options::FloatOption;
-using options::IntOption;
-using options::kFloats;
-using options::kIntDefault;
-using options::kInts;
-using options::kLogprobs;
-using options::kMaxNewTokens;
-using options::kMaxToken;
-using options::kStopText;
-using options::kStopTokens;
-using options::offsets_name;
+using namespace options;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& name) {
     throw Error(
@@ -376,14 +366,30 @@ bool PromptOptions::has_stop_text() const {
            (stop_text_.values.has_value() && stop_text_.offsets.back() > 0);
 }
 
-std::vector<int64_t> PromptOptions::max_new_tokens(int64_t first, int64_t count) const {
-    std::vector<int64_t> out(static_cast<size_t>(count), base_.max_new_tokens);
-    if (!ints_[kMaxNewTokens]) return out;
-    const std::vector<int64_t> values = ints_[kMaxNewTokens]->read<int64_t>(first, count);
-    for (size_t i = 0; i < out.size(); ++i)
-        if (values[i] != kIntDefault)
-            out[i] = kInts[kMaxNewTokens].allows(values[i]) ? values[i] : 0;
+std::vector<int64_t> PromptOptions::ints(size_t i, int64_t first, int64_t count, int64_t usual,
+                                         int64_t otherwise) const {
+    std::vector<int64_t> out(static_cast<size_t>(count), usual);
+    if (!ints_[i]) return out;
+    const std::vector<int64_t> values = ints_[i]->read<int64_t>(first, count);
+    for (size_t r = 0; r < out.size(); ++r)
+        if (values[r] != kIntDefault) out[r] = kInts[i].allows(values[r]) ? values[r] : otherwise;
     return out;
+}
+
+std::vector<int64_t> PromptOptions::max_new_tokens(int64_t first, int64_t count) const {
+    return ints(kMaxNewTokens, first, count, base_.max_new_tokens, -1);
+}
+
+std::vector<int64_t> PromptOptions::samples(int64_t first, int64_t count) const {
+    return ints(kSamples, first, count, base_.samples, 1);
+}
+
+std::vector<double> PromptOptions::temperatures(int64_t first, int64_t count) const {
+    if (!floats_[kTemperature])
+        return std::vector<double>(static_cast<size_t>(count), base_.temperature);
+    std::vector<double> values = floats_[kTemperature]->read<double>(first, count);
+    for (double& value : values) value = std::isnan(value) ? base_.temperature : value;
+    return values;
 }
 
 }  // namespace quadrille

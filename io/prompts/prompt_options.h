@@ -42,10 +42,18 @@ class PromptOptions {
     // The most alternatives a record asks for; -1: none asks for log-probabilities.
     int64_t largest_logprobs() const;
     bool has_stop_text() const;
-    // max_new_tokens of those records; 0 where the value is out of range.
+    // Values of those records; -1 where one is out of range.
     std::vector<int64_t> max_new_tokens(int64_t first, int64_t count) const;
+    // Generations of those prompts; 1 where the value is out of range.
+    std::vector<int64_t> samples(int64_t first, int64_t count) const;
+    std::vector<double> temperatures(int64_t first, int64_t count) const;
 
   private:
+    // Values of the i-th integer option, `usual` where the marker stands, else `otherwise` where
+    // the value is out of range.
+    std::vector<int64_t> ints(size_t i, int64_t first, int64_t count, int64_t usual,
+                              int64_t otherwise) const;
+
     struct List {
         std::optional<h5::Dataset> values;
         std::vector<int64_t> offsets;

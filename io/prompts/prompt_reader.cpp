@@ -24,7 +24,7 @@ constexpr int64_t kSlice = 65536;
 const std::set<std::string>& known_datasets() {
     static const std::set<std::string> names = [] {
         std::set<std::string> all = PromptOptions::datasets();
-        all.insert({"tokens", "offsets", "text", "id"});
+        all.insert({"tokens", "offsets", "text", "id", "completion", "error"});
         return all;
     }();
     return names;
@@ -86,6 +86,7 @@ PromptReader::PromptReader(const std::filesystem::path& path, const RecordOption
     const h5::Group prompts = file_.group("prompts");
     open_prompts(prompts);
     read_ids(prompts);
+    read_remarks(prompts);
     options_.emplace(prompts, records_, defaults, honoured);
     note_unknown(prompts);
     measure();
@@ -136,6 +137,22 @@ void PromptReader::read_ids(const h5::Group& prompts) {
     }
 }
 
+void PromptReader::read_remarks(const h5::Group& prompts) {
+    if (prompts.has("completion")) {
+        const h5::Dataset column = prompts.dataset("completion");
+        expect_list(column, h5::TypeClass::integer, "integers [n]");
+        expect_column(column, records_);
+        for (const int64_t flag : column.read<int64_t>(0, records_)) {
+            completions_.push_back(flag != 0);
+        }
+    }
+    if (prompts.has("error")) {
+        errors_ = prompts.dataset("error");
+        expect_list(*errors_, h5::TypeClass::string, "strings [n]");
+        expect_column(*errors_, records_);
+    }
+}
+
 void PromptReader::note_unknown(const h5::Group& prompts) {
     std::vector<std::string> unknown;
     for (const std::string& name : file_.names())
@@ -157,8 +174,9 @@ void PromptReader::measure() {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t limit = limits[static_cast<size_t>(i)];
             largest_max_new_tokens_ = std::max(largest_max_new_tokens_, limit);
-            if (limit > 0 && prompt_tokens(first + i) > 0)
-                largest_total_ = std::max(largest_total_, limit + prompt_tokens(first + i));
+            if (limit >= 0 && prompt_tokens(first + i) > 0)
+                largest_total_ = std::max(largest_total_,
+                                          std::max<int64_t>(limit, 1) + prompt_tokens(first + i));
         }
     }
 }
@@ -217,6 +235,11 @@ std::vector<Prompt> PromptReader::read(int64_t first, int64_t count,
         read_text(prompts);
     else
         read_tokens(prompts, limits);
+    if (errors_ && !prompts.empty()) {
+        std::vector<std::string> errors = errors_->read_strings(first, count);
+        for (size_t i = 0; i < prompts.size(); ++i)
+            if (!errors[i].empty()) prompts[i].error = storable_text(errors[i]);
+    }
     return prompts;
 }
 

@@ -37,6 +37,8 @@ class PromptReader {
     int64_t record_count() const { return records_; }
     bool is_text() const { return text_.has_value(); }
     const Ids& ids() const { return ids_; }
+    // Per record: asked for as a completion of OpenAI's; empty: none is.
+    const std::vector<bool>& completions() const { return completions_; }
     // To be shown once: unknown datasets, a missing version.
     const std::vector<std::string>& notices() const { return notices_; }
 
@@ -46,7 +48,8 @@ class PromptReader {
     // Token files, from the offsets alone; 0 for text files.
     int64_t prompt_tokens(int64_t record) const;
     int64_t longest_prompt() const;
-    // The largest max_new_tokens of a record; largest sum of it and the prompt's tokens.
+    // The largest max_new_tokens of a record; largest sum of it, 1 at least, and the prompt's
+    // tokens.
     int64_t largest_max_new_tokens() const { return largest_max_new_tokens_; }
     int64_t largest_total() const { return largest_total_; }
     const PromptOptions& options() const { return *options_; }
@@ -58,6 +61,7 @@ class PromptReader {
   private:
     void open_prompts(const h5::Group& prompts);
     void read_ids(const h5::Group& prompts);
+    void read_remarks(const h5::Group& prompts);
     void note_unknown(const h5::Group& prompts);
     void measure();
     void read_tokens(std::vector<Prompt>& prompts, const PromptLimits& limits) const;
@@ -71,6 +75,8 @@ class PromptReader {
     std::vector<int64_t> offsets_;  // (records + 1) of a token file
     int64_t records_ = 0;
     Ids ids_;
+    std::vector<bool> completions_;
+    std::optional<h5::Dataset> errors_;
     std::optional<PromptOptions> options_;
     int64_t largest_max_new_tokens_ = 0;
     int64_t largest_total_ = 0;

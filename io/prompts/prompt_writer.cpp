@@ -5,6 +5,7 @@
 #include "io/files.h"
 #include "io/h5/schema.h"
 #include "io/h5/seal.h"
+#include "io/text/utf8.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
@@ -38,6 +39,8 @@ void PromptColumns::note(const PromptRecord& record) {
     }
     if (!record.stop_tokens.empty()) options.insert(options::kStopTokens);
     if (!record.stop_text.empty()) options.insert(options::kStopText);
+    completion = completion || record.completion;
+    error = error || !record.error.empty();
 }
 
 PromptWriter::PromptWriter(const std::filesystem::path& out, const PromptColumns& columns)
@@ -77,6 +80,8 @@ void PromptWriter::create_columns() {
         create("id", columns_.id == PromptColumns::Id::integers ? Element::i64 : Element::string,
                kChunkRows);
     }
+    if (columns_.completion) create("completion", Element::u8, kChunkRows);
+    if (columns_.error) create("error", Element::string, kChunkRows);
     for (const auto& option : options::kInts) {
         if (columns_.options.contains(option.name)) create(option.name, Element::i64, kChunkRows);
     }
@@ -95,6 +100,13 @@ void PromptWriter::create_columns() {
 
 void PromptWriter::add(PromptRecord record) {
     require(file_.has_value(), "prompt writer: open");
+    if (!record.error.empty()) {
+        if (columns_.text) {
+            record.prompt = std::string();
+        } else {
+            record.prompt = std::vector<int32_t>();
+        }
+    }
     require(record.is_text() == columns_.text, "prompt writer: the file's form of prompt");
     batch_bytes_ += bytes_of(record);
     batch_.push_back(std::move(record));
@@ -104,6 +116,7 @@ void PromptWriter::add(PromptRecord record) {
 
 void PromptWriter::flush() {
     flush_prompts();
+    flush_remarks();
     flush_options();
     batch_.clear();
     batch_bytes_ = 0;
@@ -138,6 +151,19 @@ void PromptWriter::flush_prompts() {
             ids.push_back(text ? *text : fmt::format("{}", std::get<int64_t>(record.id)));
         }
         column("id").append_strings(ids);
+    }
+}
+
+void PromptWriter::flush_remarks() {
+    if (columns_.completion) {
+        std::vector<uint8_t> flags;
+        for (const PromptRecord& record : batch_) flags.push_back(record.completion ? 1 : 0);
+        column("completion").append<uint8_t>(flags);
+    }
+    if (columns_.error) {
+        std::vector<std::string> errors;
+        for (const PromptRecord& record : batch_) errors.push_back(storable_text(record.error));
+        column("error").append_strings(errors);
     }
 }
 

@@ -28,6 +28,9 @@ struct PromptRecord {
     std::array<std::optional<double>, options::kFloats.size()> floats;
     std::vector<int32_t> stop_tokens;
     std::vector<std::string> stop_text;
+    bool completion = false;  // asked for as a completion of OpenAI's, not as a chat
+    bool chat = false;        // made by the chat template
+    std::string error;        // why it cannot be run: its prompt and options count for nothing
 
     bool is_text() const { return prompt.index() == 0; }
 };
@@ -39,8 +42,10 @@ struct PromptColumns {
     bool text = true;  // false: tokens
     Id id = Id::none;
     std::set<std::string> options;  // names of io/prompts/option_table.h
+    bool completion = false;
+    bool error = false;
 
-    // Adds the options that `record` sets.
+    // Adds what `record` has beside prompt and id.
     void note(const PromptRecord& record);
 };
 
@@ -52,7 +57,8 @@ class PromptWriter {
     PromptWriter(const PromptWriter&) = delete;
     PromptWriter& operator=(const PromptWriter&) = delete;
 
-    // The prompt must be of the file's form; integer ids are written as text into a string column.
+    // The prompt must be of the file's form, unless there is an error; integer ids are written as
+    // text into a string column.
     void add(PromptRecord record);
     // Writes what is left, closes, seals, syncs and renames. Nothing may be added afterwards.
     void finish();
@@ -62,6 +68,7 @@ class PromptWriter {
     void create_columns();
     void flush();
     void flush_prompts();
+    void flush_remarks();
     void flush_options();
     h5::Dataset& column(const std::string& name) { return datasets_.at(name); }
 

@@ -94,6 +94,8 @@ void GenerationReader::open_optional() {
         layout_.id = text ? IdKind::string : IdKind::integer;
         id_ = open("generations/id", text ? TypeClass::string : TypeClass::integer, {records_});
     }
+    if (file_.has("generations/completion"))
+        completion_ = open("generations/completion", TypeClass::integer, {records_});
     layout_.text = file_.has("generations/text");
     if (layout_.text) text_ = open("generations/text", TypeClass::string, {records_});
     layout_.origin = file_.has("generations/source");
@@ -196,6 +198,10 @@ void GenerationReader::read_columns(int64_t first, std::vector<Generation>& out)
     std::vector<int64_t> prompt_tokens(out.size(), -1);
     if (prompt_tokens_) prompt_tokens = prompt_tokens_->read<int64_t>(first, count);
     for (size_t i = 0; i < out.size(); ++i) out[i].prompt_tokens = prompt_tokens[i];
+    if (completion_) {
+        const auto flags = completion_->read<int64_t>(first, count);
+        for (size_t i = 0; i < out.size(); ++i) out[i].completion = flags[i] != 0;
+    }
     if (text_) {
         auto texts = text_->read_strings(first, count);
         for (size_t i = 0; i < out.size(); ++i) out[i].text = std::move(texts[i]);

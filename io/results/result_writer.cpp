@@ -267,6 +267,12 @@ ResultSummary ResultWriter::assemble(const fs::path& whole, const h5::Attributes
             copy_part(parts[p], static_cast<int32_t>(p), index.places, table, summary);
         file.flush();
     }
+    if (!options_.completions.empty()) {
+        const std::vector<uint8_t> flags(options_.completions.begin(), options_.completions.end());
+        file.group("generations")
+            .create_dataset("completion", h5::Element::u8, {std::ssize(flags)})
+            .write<uint8_t>(0, flags);
+    }
     file.group("acceptance")
         .set_attributes({{"accepted_per_step", summary.accepted_per_step()},
                          {"emitted_per_step", summary.emitted_per_step()},

@@ -28,6 +28,7 @@ struct ResultOptions {
     GenerationLayout layout;
     std::vector<RecordKey> records;  // those of the run, ascending: the rows of the file
     std::vector<const Ids*> ids;     // of each prompt file, by prompt_index; outlive the writer
+    std::vector<bool> completions;   // by row: asked for as a completion of OpenAI's; {}: none is
     h5::Attributes fingerprint;      // what makes two runs the same run: run.h5
     Locking locking = Locking::required;
     // Called before a part or the result gets its name; throws where that must not happen.

@@ -3,6 +3,7 @@
 // its role.
 #include "io/text/chat_template.h"
 
+#include "io/digest.h"
 #include "io/text/json.h"
 #include "kernels/error.h"
 
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace quadrille {
@@ -19,6 +21,10 @@ namespace quadrille {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// Digests of templates that render as this file does, without the line feeds at their end: that of
+// the released GLM-5.3-Flash.
+constexpr std::array<std::string_view, 1> kKnownTemplates = {"e54502c1f6165571"};
 
 constexpr const char* kToolsBefore =
     "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -59,6 +65,7 @@ class Renderer {
     std::vector<Node> items(const Node& node, std::string_view expected) const;
     std::string text(const Node& node) const;
     std::string role(const Node& message) const;
+    void refuse_unheard(const Node& message) const;
     std::string visible_text(const Node& content) const;
     static std::string id_of(const Node& object);
     static bool is_set(const Node& flag);
@@ -127,6 +134,19 @@ std::string Renderer::role(const Node& message) const {
         if (name == known) return name;
     }
     fail(node, "system, user, assistant or tool");
+}
+
+// Other servers' names for what stands elsewhere here, and answers that are no text.
+void Renderer::refuse_unheard(const Node& message) const {
+    static constexpr std::array<std::pair<const char*, const char*>, 4> kElsewhere = {
+        {{"reasoning", "nothing (the reasoning stands in reasoning_content)"},
+         {"function_call", "nothing (calls stand in tool_calls)"},
+         {"refusal", "nothing (the template has no place for it)"},
+         {"audio", "nothing (audio is not supported)"}}};
+    for (const auto& [key, expected] : kElsewhere) {
+        const Node node = member(message, key);
+        if (!node.is_absent()) fail(node, expected);
+    }
 }
 
 // A string, a list of text parts, or nothing.
@@ -268,7 +288,10 @@ std::string Renderer::render(const Node& messages, const Node& tools) {
     const auto list = items(messages, "a list of messages");
     if (list.empty()) fail(messages, "at least one message");
     std::vector<std::string> roles;
-    for (const Node& message : list) roles.push_back(role(message));
+    for (const Node& message : list) {
+        roles.push_back(role(message));
+        refuse_unheard(message);
+    }
     const std::string& effort = options_.reasoning_effort;
     out_ = "[gMASK]<sop><|system|>Reasoning Effort: ";
     out_ += effort == "low" ? "Low" : effort == "high" ? "High" : "Max";
@@ -304,6 +327,28 @@ std::string python_number(double value) {
 }
 
 }  // namespace
+
+std::string other_template(const std::filesystem::path& folder) {
+    constexpr int64_t kMaxBytes = 64 << 20;
+    std::filesystem::path file = folder / "chat_template.jinja";
+    std::string text;
+    if (std::filesystem::exists(file)) {
+        text = read_file(file, kMaxBytes);
+    } else {
+        file = folder / "tokenizer_config.json";
+        if (!std::filesystem::exists(file)) return "";
+        const nlohmann::json config = read_json(file, kMaxBytes);
+        const JsonObject object(config, file.string());
+        if (!object.has("chat_template")) return "";
+        const nlohmann::json& held = *object.find("chat_template");
+        text = held.is_string() ? held.get<std::string>() : held.dump();
+    }
+    while (text.ends_with('\n')) text.pop_back();
+    Digest digest;
+    digest.add(text);
+    if (std::ranges::find(kKnownTemplates, digest.hex()) != kKnownTemplates.end()) return "";
+    return fmt::format("{} (digest {})", file.string(), digest.hex());
+}
 
 std::string python_json(const Json& value) {
     std::string result;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chat template of GLM-5.3-Flash: a conversation in OpenAI's chat format to the text that the
 // model is prompted with. Text only: images, video and audio are errors. Where the released
-// template passes over what it does not know (a role, a kind of content), this is an error too.
+// template passes over what it does not know (a role, a kind of content, a message's `reasoning` or
+// `function_call`), this is an error too.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <filesystem>
 #include <string>
 
 namespace quadrille {
@@ -22,6 +24,11 @@ struct ChatOptions {
 std::string render_chat(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
                         const ChatOptions& options, const std::string& place,
                         const std::string& path = "");
+
+// The checkpoint's own template where it is not the one above: "FILE (digest …)", which is not run
+// in any case. "": the folder has none, or one known to be the same. Looks at chat_template.jinja,
+// else at chat_template in tokenizer_config.json. Error{input}: one of them cannot be read.
+std::string other_template(const std::filesystem::path& folder);
 
 // As Python's json.dumps(value, ensure_ascii=False) prints it.
 std::string python_json(const nlohmann::ordered_json& value);

@@ -281,10 +281,17 @@ std::vector<std::string> JsonObject::strings(const std::string& key) const {
 }
 
 void JsonObject::fail(const std::string& key, const std::string& expected) const {
+    throw Error(ErrorKind::input, complaint(key, expected));
+}
+
+void JsonObject::reject(const std::string& key, const std::string& expected) const {
+    throw ValueError(complaint(key, expected));
+}
+
+std::string JsonObject::complaint(const std::string& key, const std::string& expected) const {
     const auto found = value_->find(key);
-    throw Error(ErrorKind::input,
-                fmt::format("{}: {}: expected {}, found {}", place_, name(key), expected,
-                            found == value_->end() ? "nothing" : shown(*found)));
+    return fmt::format("{}: {}: expected {}, found {}", place_, name(key), expected,
+                       found == value_->end() ? "nothing" : shown(*found));
 }
 
 std::string JsonObject::name(const std::string& key) const {

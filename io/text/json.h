@@ -3,6 +3,8 @@
 // type and range. Every failure is Error{input} "FILE: field: expected …, found …".
 #pragma once
 
+#include "kernels/error.h"
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
@@ -26,6 +28,13 @@ std::string read_file(const std::filesystem::path& file, int64_t max_bytes);
 // The value as it is printed in messages, cut to a readable length.
 std::string shown(const nlohmann::json& value);
 
+// A value of the right type that is outside its range. It concerns its record alone, where a wrong
+// type concerns the file, as in prompts.h5.
+class ValueError final : public Error {
+  public:
+    explicit ValueError(const std::string& what) : Error(ErrorKind::input, what) {}
+};
+
 // View of an object inside a parsed document (which must outlive it). A null counts as absent.
 class JsonObject {
   public:
@@ -47,10 +56,14 @@ class JsonObject {
 
     // "FILE: field: expected …, found …" about a key of this object.
     [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
+    // The same as a ValueError.
+    [[noreturn]] void reject(const std::string& key, const std::string& expected) const;
     std::string name(const std::string& key) const;  // "text_config.hidden_size"
     const std::string& place() const { return place_; }
 
   private:
+    std::string complaint(const std::string& key, const std::string& expected) const;
+
     const nlohmann::json* value_;
     std::string place_;
     std::string path_;

@@ -24,7 +24,7 @@ LineReader::LineReader(const std::filesystem::path& file, int64_t max_line)
     : file_(file), max_line_(static_cast<size_t>(max_line)) {
     std::error_code code;
     if (!std::filesystem::exists(file, code)) {
-        throw Error(ErrorKind::input, fmt::format("{}: no such file", file.string()));
+        throw Error(ErrorKind::io, fmt::format("{}: cannot open: no such file", file.string()));
     }
     if (std::filesystem::is_directory(file, code)) {
         throw Error(ErrorKind::input,

@@ -17,7 +17,7 @@ class LineReader {
   public:
     static constexpr int64_t kMaxLine = 64 << 20;  // bytes
 
-    // Error{input} when the file is missing or a folder, Error{io} when it cannot be read.
+    // Error{input} for a folder, Error{io} when the file is missing or cannot be read.
     explicit LineReader(const std::filesystem::path& file, int64_t max_line = kMaxLine);
 
     // Goes to the next line; false at the end. A last line needs no line feed; a carriage return

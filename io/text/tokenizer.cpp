@@ -203,6 +203,11 @@ class BpeTokenizer final : public Tokenizer {
         return is_known(token) && special_[static_cast<size_t>(token)];
     }
 
+    int32_t added_token(std::string_view text) const override {
+        const auto found = std::ranges::find(file_.added, text, &AddedToken::content);
+        return found == file_.added.end() ? -1 : found->id;
+    }
+
     int32_t size() const override { return static_cast<int32_t>(file_.tokens.size()); }
     std::string digest() const override { return file_.digest; }
 

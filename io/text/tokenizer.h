@@ -26,7 +26,9 @@ class Tokenizer {
     virtual std::string token_bytes(int32_t token) const = 0;
     virtual bool is_known(int32_t token) const = 0;
     virtual bool is_special(int32_t token) const = 0;  // left out by skip_special
-    virtual int32_t size() const = 0;                  // largest known id + 1
+    // The added token that is spelled so; -1: none.
+    virtual int32_t added_token(std::string_view text) const = 0;
+    virtual int32_t size() const = 0;  // largest known id + 1
     virtual std::string digest() const = 0;
 };
 

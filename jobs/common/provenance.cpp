@@ -28,7 +28,7 @@ h5::Attributes sampling(const GenerateOptions& options) {
             {"logprobs", record.logprobs},
             {"ignore_eos", int64_t{record.ignore_eos ? 1 : 0}},
             {"seed", static_cast<int64_t>(options.seed)},
-            {"samples", options.samples},
+            {"samples", options.record.samples},
             {"shard", fmt::format("{}/{}", options.shard.index, options.shard.count)},
             {"accept", std::string(coupled ? "coupled" : "rejection")}};
 }

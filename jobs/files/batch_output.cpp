@@ -58,6 +58,47 @@ ordered_json usage(int64_t prompt_tokens, int64_t completion_tokens) {
             {"total_tokens", prompt_tokens + completion_tokens}};
 }
 
+// A completion's form: parallel lists, offsets counted in bytes of the text.
+ordered_json completion_logprobs_json(const Generation& sample, const Tokenizer* tokenizer) {
+    const std::vector<float>& chosen = sample.chosen_logprobs;
+    if (tokenizer == nullptr || chosen.empty() || std::isnan(chosen.front())) return nullptr;
+    const auto text_of = [&](int32_t id) {
+        return replace_broken_utf8(tokenizer->token_bytes(id));
+    };
+    const size_t width = sample.top_ids.size() / chosen.size();
+    ordered_json tokens = ordered_json::array(), logprobs = ordered_json::array();
+    ordered_json tops = ordered_json::array(), offsets = ordered_json::array();
+    size_t offset = 0;
+    for (size_t t = 0; t < chosen.size(); ++t) {
+        tokens.push_back(text_of(sample.tokens[t]));
+        logprobs.push_back(std::max(double{chosen[t]}, kLeast));
+        offsets.push_back(offset);
+        offset += tokenizer->token_bytes(sample.tokens[t]).size();
+        ordered_json top = ordered_json::object();
+        for (size_t i = t * width; i < (t + 1) * width && sample.top_ids[i] >= 0; ++i) {
+            top[text_of(sample.top_ids[i])] = std::max(double{sample.top_logprobs[i]}, kLeast);
+        }
+        tops.push_back(std::move(top));
+    }
+    return {{"tokens", std::move(tokens)},
+            {"token_logprobs", std::move(logprobs)},
+            {"top_logprobs", std::move(tops)},
+            {"text_offset", std::move(offsets)}};
+}
+
+ordered_json choice(const Generation& sample, const Tokenizer* tokenizer) {
+    ordered_json result = {{"index", sample.sample}};
+    if (sample.completion) {
+        result["text"] = sample.text;
+        result["logprobs"] = completion_logprobs_json(sample, tokenizer);
+    } else {
+        result["message"] = {{"role", "assistant"}, {"content", sample.text}};
+        result["logprobs"] = logprobs_json(sample, tokenizer);
+    }
+    result["finish_reason"] = finish_name(sample.finish_reason);
+    return result;
+}
+
 ordered_json body(const std::vector<Generation>& samples, const BatchOutput& output,
                   const std::string& name) {
     ordered_json choices = ordered_json::array();
@@ -65,15 +106,15 @@ ordered_json body(const std::vector<Generation>& samples, const BatchOutput& out
     for (const Generation& sample : samples) {
         if (sample.status != Status::ok) continue;
         tokens += std::ssize(sample.tokens);
-        choices.push_back({{"index", sample.sample},
-                           {"message", {{"role", "assistant"}, {"content", sample.text}}},
-                           {"logprobs", logprobs_json(sample, output.tokenizer)},
-                           {"finish_reason", finish_name(sample.finish_reason)}});
+        choices.push_back(choice(sample, output.tokenizer));
     }
-    return {
-        {"id", "chatcmpl-" + name},      {"object", "chat.completion"},
-        {"created", output.created},     {"model", output.model},
-        {"choices", std::move(choices)}, {"usage", usage(samples.front().prompt_tokens, tokens)}};
+    const bool completion = samples.front().completion;
+    return {{"id", (completion ? "cmpl-" : "chatcmpl-") + name},
+            {"object", completion ? "text_completion" : "chat.completion"},
+            {"created", output.created},
+            {"model", output.model},
+            {"choices", std::move(choices)},
+            {"usage", usage(samples.front().prompt_tokens, tokens)}};
 }
 
 }  // namespace

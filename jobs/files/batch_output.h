@@ -26,9 +26,10 @@ struct BatchOutput {
 std::string custom_id(const Generation& generation);
 
 // `samples`: the samples of one prompt, in order; their texts become the choices of a chat
-// completion. A prompt whose samples all failed has a null response and its error instead. eos and
-// stop become "stop", length and context "length". logprobs has an entry for every token, the end
-// token included. usage lacks the prompt where the file does not tell its length.
+// completion, or of a completion where that was asked for. A prompt whose samples all failed has a
+// null response and its error instead. eos and stop become "stop", length and context "length".
+// logprobs has an entry for every token, the end token included. usage lacks the prompt where the
+// file does not tell its length.
 nlohmann::ordered_json to_batch_output(const std::vector<Generation>& samples,
                                        const BatchOutput& output);
 

@@ -4,6 +4,7 @@
 #include "jobs/files/pack.h"
 
 #include "io/prompts/prompt_lines.h"
+#include "io/text/chat_template.h"
 #include "io/text/tokenizer.h"
 #include "kernels/error.h"
 #include "runtime/log.h"
@@ -48,14 +49,26 @@ class Survey {
   public:
     void see(const PromptLines& lines, const PromptRecord& record) {
         const std::string place = lines.place();
-        std::string& first = record.is_text() ? first_text_ : first_tokens_;
-        if (first.empty()) first = place;
+        if (record.error.empty()) {
+            std::string& first = record.is_text() ? first_text_ : first_tokens_;
+            if (first.empty()) first = place;
+        } else if (errors_++ == 0) {
+            first_error_ = record.error;
+        }
+        chats_ += record.chat ? 1 : 0;
         columns_.note(record);
         see_id(place, record);
         ++records_;
     }
 
     void finish_input(const std::string& input, const PromptLines& lines) {
+        if (errors_ > 0) {
+            notices_.push_back(
+                fmt::format("{}: {} records have an error and will not run, the "
+                            "first: {}",
+                            input, errors_, first_error_));
+            errors_ = 0;
+        }
         if (lines.blank_lines() > 0) {
             notices_.push_back(
                 fmt::format("{}: {} blank lines passed over", input, lines.blank_lines()));
@@ -81,6 +94,7 @@ class Survey {
         return result;
     }
     int64_t records() const { return records_; }
+    int64_t chats() const { return chats_; }
     const std::string& first_text() const { return first_text_; }
     const std::string& first_tokens() const { return first_tokens_; }
     const std::vector<std::string>& notices() const { return notices_; }
@@ -110,6 +124,9 @@ class Survey {
 
     PromptColumns columns_;
     int64_t records_ = 0;
+    int64_t chats_ = 0;   // made by the chat template
+    int64_t errors_ = 0;  // of the input that is read
+    std::string first_error_;
     std::string first_text_;  // places; "": none
     std::string first_tokens_;
     std::string first_with_id_;
@@ -166,7 +183,7 @@ PackSummary pack(const PackOptions& options) {
     for_each_record(
         options,
         [&](const PromptLines&, PromptRecord& record) {
-            if (tokenizer && record.is_text()) {
+            if (tokenizer && record.error.empty() && record.is_text()) {
                 record.prompt = tokenizer->encode(std::get<std::string>(record.prompt));
             }
             writer.add(std::move(record));
@@ -184,6 +201,15 @@ PackSummary pack(const PackOptions& options) {
     summary.columns.assign(columns.options.begin(), columns.options.end());
     if (columns.id != PromptColumns::Id::none) summary.columns.push_back("id");
     summary.notices = survey.notices();
+    if (survey.chats() > 0 && !options.target.empty()) {
+        const std::string other = other_template(options.target);
+        if (!other.empty()) {
+            summary.notices.push_back(
+                fmt::format("{} is not the built-in chat template: {} conversations went through "
+                            "the built-in one",
+                            other, survey.chats()));
+        }
+    }
     return summary;
 }
 

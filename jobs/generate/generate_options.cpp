@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/generate_options.h"
 
+#include "io/prompts/option_table.h"
 #include "jobs/options/common_flags.h"
 #include "jobs/options/environment.h"
 
@@ -12,7 +13,6 @@ namespace quadrille {
 namespace {
 
 constexpr int64_t kShortestWatch = 4;  // of Watchdog
-constexpr int64_t kMaxSamples = int64_t{1} << 20;
 
 void add_records(CLI::App& app, GenerateOptions& options) {
     const std::string records = "Records";
@@ -39,7 +39,8 @@ void add_draws(CLI::App& app, GenerateOptions& options) {
         ->check(unsigned_integer())
         ->option_text("N")
         ->group(group);
-    add_number(app, "--n", options.samples, 1, kMaxSamples, "samples of each prompt [1]")
+    add_number(app, "--n", options.record.samples, 1, options::kMaxSamples,
+               "samples of each prompt [1]")
         ->group(group);
     app.add_option_function<std::string>(
            "--accept",

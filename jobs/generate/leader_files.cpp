@@ -30,6 +30,7 @@ RunShape LeaderFiles::claim() {
                                   .layout = layout(),
                                   .records = source_->keys(),
                                   .ids = source_->ids(),
+                                  .completions = source_->completions(),
                                   .fingerprint = fingerprint_,
                                   .locking = options.locking,
                                   .before_commit = around_.before_commit});

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <stdlib.h>
 #include <system_error>
 
@@ -35,11 +36,18 @@ PromptFiles::Scratch::~Scratch() {
 
 const fs::path& PromptFiles::Scratch::folder() {
     if (folder_.empty()) {
-        std::string name = (fs::temp_directory_path() / "quadrille-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) {
+        std::error_code code;
+        const fs::path parent = fs::temp_directory_path(code);
+        if (code) {
+            const char* const given = std::getenv("TMPDIR");
             throw Error(ErrorKind::io,
-                        fmt::format("{}: cannot create a temporary folder: {}",
-                                    fs::temp_directory_path().string(), system_reason(errno)));
+                        fmt::format("TMPDIR: expected a folder for temporary files, found {}: {}",
+                                    given == nullptr ? "/tmp" : given, code.message()));
+        }
+        std::string name = (parent / "quadrille-XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) {
+            throw Error(ErrorKind::io, fmt::format("{}: cannot create a temporary folder: {}",
+                                                   parent.string(), system_reason(errno)));
         }
         folder_ = name;
     }

@@ -19,7 +19,6 @@ struct PromptSourceOptions {
     std::vector<std::string> prompts;  // prompts.h5 files, text lines or JSON lines
     std::vector<std::string> prompt_texts;
     RecordOptions record;  // defaults of the records; its own seed stays -1
-    int64_t samples = 1;   // generations of each prompt
     int64_t limit = 0;     // prompts to run, the first ones of all files; 0: all
     Shard shard;           // of those
 };

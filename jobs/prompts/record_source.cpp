@@ -23,7 +23,7 @@ RecordSource::RecordSource(const PromptSourceOptions& options,
                            int64_t vocab_size, const Tokenizer* tokenizer)
     : tokenizer_(tokenizer),
       limits_{.vocab_size = vocab_size, .context = 0},
-      samples_(options.samples) {
+      sampled_(options.record.samples > 1) {
     for (size_t i = 0; i < paths.size(); ++i) {
         const std::string name = i < options.prompts.size() ? options.prompts[i] : "--prompt";
         files_.push_back(
@@ -37,22 +37,57 @@ RecordSource::RecordSource(const PromptSourceOptions& options,
                     fmt::format("{}: {} and {} has no tokenizer.json", name, needs, target));
     }
     list_records(options);
+    note_equal_samples();
 }
 
 void RecordSource::list_records(const PromptSourceOptions& options) {
     int64_t prompt = 0;  // counted over all files
     for (size_t source = 0; source < files_.size(); ++source) {
-        const int64_t count = files_[source]->reader.record_count();
+        const PromptReader& reader = files_[source]->reader;
+        const int64_t count = reader.record_count();
+        const std::vector<int64_t> samples = reader.options().samples(0, count);
         for (int64_t index = 0; index < count; ++index, ++prompt) {
             if (options.limit > 0 && prompt >= options.limit) return;
             if (prompt % options.shard.count != options.shard.index) continue;
-            for (int64_t sample = 0; sample < samples_; ++sample) {
+            const int64_t several = samples[static_cast<size_t>(index)];
+            sampled_ = sampled_ || several > 1;
+            for (int64_t sample = 0; sample < several; ++sample) {
                 keys_.push_back({.source = static_cast<int32_t>(source),
                                  .prompt_index = index,
                                  .sample = static_cast<int32_t>(sample)});
             }
         }
     }
+}
+
+void RecordSource::note_equal_samples() {
+    for (const auto& file : files_) {
+        const int64_t count = file->reader.record_count();
+        const std::vector<int64_t> samples = file->reader.options().samples(0, count);
+        const std::vector<double> temperatures = file->reader.options().temperatures(0, count);
+        int64_t equal = 0;
+        for (size_t i = 0; i < samples.size(); ++i) {
+            if (samples[i] > 1 && temperatures[i] <= 0.0) ++equal;
+        }
+        if (equal == 0) continue;
+        notices_.push_back(
+            fmt::format("{}: {} of {} prompts ask for several samples at temperature 0: their "
+                        "samples are equal",
+                        file->name, equal, count));
+    }
+}
+
+std::vector<bool> RecordSource::completions() const {
+    if (std::ranges::all_of(files_,
+                            [](const auto& file) { return file->reader.completions().empty(); })) {
+        return {};
+    }
+    std::vector<bool> result;
+    for (const RecordKey& key : keys_) {
+        const auto& flags = files_[static_cast<size_t>(key.source)]->reader.completions();
+        result.push_back(!flags.empty() && flags[static_cast<size_t>(key.prompt_index)]);
+    }
+    return result;
 }
 
 std::vector<const Ids*> RecordSource::ids() const {
@@ -68,7 +103,7 @@ std::vector<std::string> RecordSource::names() const {
 }
 
 std::vector<std::string> RecordSource::notices() const {
-    std::vector<std::string> notices;
+    std::vector<std::string> notices = notices_;
     for (const auto& file : files_) {
         const auto& some = file->reader.notices();
         notices.insert(notices.end(), some.begin(), some.end());
@@ -96,9 +131,20 @@ bool RecordSource::has_stop_text() const {
                        [](const auto& file) { return file->reader.options().has_stop_text(); });
 }
 
+// The text that stop strings are looked for in has no special token: one that is such a token must
+// stop as a token.
+void RecordSource::add_stop_tokens(RecordOptions& options) const {
+    if (tokenizer_ == nullptr) return;
+    for (const std::string& text : options.stop_text) {
+        const int32_t token = tokenizer_->added_token(text);
+        if (token >= 0) options.stop_tokens.push_back(token);
+    }
+}
+
 std::vector<Prompt> RecordSource::load(int32_t source, int64_t first, int64_t count) const {
     const PromptReader& reader = files_[static_cast<size_t>(source)]->reader;
     std::vector<Prompt> prompts = reader.read(first, count, limits_);
+    for (Prompt& prompt : prompts) add_stop_tokens(prompt.options);
     if (!reader.is_text()) return prompts;
     for (Prompt& prompt : prompts) {
         if (!prompt.error.empty()) continue;
@@ -164,7 +210,8 @@ int64_t RecordSource::largest_total() const {
     for (int64_t first = 0; first < record_count(); first += kSlice) {
         for (const Prompt& prompt : read(first, kSlice)) {
             if (!prompt.error.empty()) continue;
-            largest = std::max(largest, std::ssize(prompt.tokens) + prompt.options.max_new_tokens);
+            const int64_t limit = std::max<int64_t>(prompt.options.max_new_tokens, 1);
+            largest = std::max(largest, std::ssize(prompt.tokens) + limit);
         }
     }
     return largest;

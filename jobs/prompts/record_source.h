@@ -32,7 +32,9 @@ class RecordSource {
     std::vector<std::string> notices() const;
     std::string digest() const;  // names the prompts and their options
     // True: results need to say of which file and sample they are.
-    bool has_origin() const { return files_.size() > 1 || samples_ > 1; }
+    bool has_origin() const { return files_.size() > 1 || sampled_; }
+    // By record: asked for as a completion of OpenAI's; empty: none is.
+    std::vector<bool> completions() const;
     // The most alternatives a record asks for; -1: no log-probabilities.
     int64_t largest_logprobs() const;
     bool has_stop_text() const;
@@ -53,15 +55,19 @@ class RecordSource {
     };
 
     void list_records(const PromptSourceOptions& options);
+    // Says which prompts ask for several samples that must come out equal.
+    void note_equal_samples();
     // Prompts first, first + 1, … of a file.
     std::vector<Prompt> load(int32_t source, int64_t first, int64_t count) const;
+    void add_stop_tokens(RecordOptions& options) const;
     void set_sample(Prompt& prompt, const RecordKey& key) const;
 
     const Tokenizer* tokenizer_;
     PromptLimits limits_;
-    int64_t samples_;
+    bool sampled_;  // a prompt may have several samples
     std::vector<std::unique_ptr<File>> files_;
     std::vector<RecordKey> keys_;
+    std::vector<std::string> notices_;  // our own
 };
 
 }  // namespace quadrille

@@ -95,6 +95,7 @@ CHECKPOINTS = [
 
 PROMPTS = [
     ("prompts missing", generate(prompts="{tmp}/none.h5"), 4, "none.h5: cannot open"),
+    ("prompts lines missing", generate(prompts="{tmp}/none.jsonl"), 4, "none.jsonl: cannot open"),
     ("prompts are text", generate(prompts="{demo}/config.json"), 3, "config.json"),
     ("prompts truncated", generate(prompts="{h5:truncated}"), 3, "truncated or damaged HDF5 file"),
     prompts("newer-format", "use a newer version"),
@@ -161,7 +162,7 @@ ALONE = [
     ("inspect a broken checkpoint", "inspect {ckpt:truncated}", 3, "an end within the file's"),
     ("unpack prompts", "unpack {h5:good}", 3, "expected a file of kind 'generations'"),
     ("unpack text", "unpack {demo}/config.json", 3, "not an HDF5 file"),
-    ("pack nothing", "pack {tmp}/none.txt --out {out}", 3, "none.txt"),
+    ("pack nothing", "pack {tmp}/none.txt --out {out}", 4, "none.txt"),
     ("pack what is no JSON", "pack {demo}/config.json --format jsonl --out {out}", 3, "config.json"),
     ("no arguments", "", 2, "Usage: quadrille"),
 ]

@@ -172,7 +172,7 @@ void record_level(const Folder& folder) {
         put<int64_t>(g, "logprobs", Element::i64, {2, 257, -1});
     });
     folder.with("record-limit", [](h5::Group& g) {
-        put<int64_t>(g, "max_new_tokens", Element::i64, {4, 0, 4});
+        put<int64_t>(g, "max_new_tokens", Element::i64, {4, -2, 4});
     });
 }
 

@@ -104,7 +104,7 @@ TEST_F(PromptOptionsTest, NamesBothLengthsOfAColumnThatDoesNotFit) {
 TEST_F(PromptOptionsTest, ReportsValuesOutOfRangePerRecord) {
     const double infinity = std::numeric_limits<double>::infinity();
     const std::map<std::string, std::vector<double>> bad = {
-        {"max_new_tokens", {0, -2, 1e12}},
+        {"max_new_tokens", {-3, -2, 1e12}},
         {"top_k", {-2, -7, 1e12}},
         {"seed", {-2, -3, -9}},
         {"logprobs", {-2, 257, 1e6}},
@@ -151,8 +151,8 @@ TEST_F(PromptOptionsTest, ReportsBadStopListsPerRecord) {
 TEST_F(PromptOptionsTest, RejectsAttributesThatNoRecordCanUse) {
     rejects({"/prompts", "attribute top_p", "1.5"},
             [](Maker& m) { m.tokens().attribute("top_p", 1.5); });
-    rejects({"attribute max_new_tokens", "0"},
-            [](Maker& m) { m.tokens().attribute("max_new_tokens", int64_t{0}); });
+    rejects({"attribute max_new_tokens", "-2"},
+            [](Maker& m) { m.tokens().attribute("max_new_tokens", int64_t{-2}); });
     rejects({"attribute top_k", "an integer", "0.5"},
             [](Maker& m) { m.tokens().attribute("top_k", 0.5); });
     rejects({"attribute temperature", "a number", "hot"},

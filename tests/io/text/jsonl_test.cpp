@@ -63,7 +63,7 @@ TEST(LineReader, NamesTheLineThatIsNotUtf8) {
 
 TEST(LineReader, NeedsAFile) {
     TempFolder folder;
-    expect_error(ErrorKind::input, {"none", "no such file"},
+    expect_error(ErrorKind::io, {"none", "no such file"},
                  [&] { LineReader reader(folder / "none"); });
     expect_error(ErrorKind::input, {"folder"}, [&] { LineReader reader(folder.path()); });
 }

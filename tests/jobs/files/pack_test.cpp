@@ -2,11 +2,10 @@
 #include "jobs/files/pack.h"
 
 #include "io/prompts/option_table.h"
-#include "io/prompts/prompt_reader.h"
 #include "io/text/tokenizer.h"
 #include "kernels/error.h"
+#include "tests/jobs/files/packing.h"
 #include "tests/support/expect_error.h"
-#include "tests/support/temp_folder.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -17,43 +16,7 @@ namespace quadrille {
 namespace {
 
 using test::expect_error;
-using test::TempFolder;
-
-class Pack : public testing::Test {
-  protected:
-    PackOptions options(std::vector<std::string> names) const {
-        PackOptions result;
-        for (const std::string& name : names) result.inputs.push_back((folder_ / name).string());
-        result.out = (folder_ / "out.h5").string();
-        return result;
-    }
-    // Packs one file and reads back what it became.
-    std::vector<Prompt> packed(const std::string& name, const std::string& content) {
-        folder_.write(name, content);
-        PackOptions pack_options = options({name});
-        pack_options.output_exists = OutputExists::overwrite;
-        summary_ = pack(pack_options);
-        return read_back();
-    }
-    std::vector<Prompt> read_back() {
-        reader_.reset();
-        reader_.emplace(folder_ / "out.h5", RecordOptions());
-        EXPECT_EQ(reader_->notices(), std::vector<std::string>{});
-        EXPECT_EQ(reader_->record_count(), summary_.records);
-        return reader_->read(0, reader_->record_count());
-    }
-    void refused(const std::string& content, std::initializer_list<std::string> parts) {
-        folder_.write("in.jsonl", content);
-        std::filesystem::remove(folder_ / "out.h5");
-        expect_error(ErrorKind::input, parts, [&] { pack(options({"in.jsonl"})); });
-        EXPECT_FALSE(std::filesystem::exists(folder_ / "out.h5"));
-        EXPECT_FALSE(std::filesystem::exists(folder_ / "out.h5.partial"));
-    }
-
-    TempFolder folder_;
-    PackSummary summary_;
-    std::optional<PromptReader> reader_;
-};
+using test::Pack;
 
 TEST_F(Pack, WritesATextFileLineByLine) {
     const auto prompts = packed("in.txt", "first prompt\n\n  second, caf\xc3\xa9 \r\nlast");
@@ -183,29 +146,29 @@ TEST_F(Pack, NamesFileLineAndField) {
     refused("[1]", {"in.jsonl:1", "an object", "[1]"});
     refused("{}", {"in.jsonl:1", "text, tokens and messages", "none"});
     refused(R"({"text": "a", "tokens": [1]})", {"in.jsonl:1", "one of", "text, tokens"});
-    refused(R"({"text": ""})", {"in.jsonl:1: text", "some text"});
+    failed(R"({"text": ""})", {"in.jsonl:1: text", "some text"});
     refused(R"({"text": 5})", {"in.jsonl:1: text", "a string", "5"});
-    refused(R"({"text": "a\u0000b"})", {"in.jsonl:1: text", "NUL"});
+    failed(R"({"text": "a\u0000b"})", {"in.jsonl:1: text", "NUL"});
     refused(R"({"text": "\ud800"})", {"in.jsonl:1", "JSON"});
     refused("{\"text\": \"\xff\"}", {"in.jsonl:1", "UTF-8"});
-    refused(R"({"tokens": []})", {"in.jsonl:1: tokens", "at least one"});
-    refused(R"({"tokens": [1, -1]})", {"in.jsonl:1: tokens[1]", "-1"});
-    refused(R"({"tokens": [2147483648]})", {"in.jsonl:1: tokens[0]", "2147483648"});
-    refused(R"({"tokens": [1.0]})", {"in.jsonl:1: tokens[0]", "1.0"});
+    failed(R"({"tokens": []})", {"in.jsonl:1: tokens", "at least one"});
+    failed(R"({"tokens": [1, -1]})", {"in.jsonl:1: tokens[1]", "-1"});
+    failed(R"({"tokens": [2147483648]})", {"in.jsonl:1: tokens[0]", "2147483648"});
+    refused(R"({"tokens": [1.5]})", {"in.jsonl:1: tokens[0]", "1.5"});
     refused(R"({"text": "a", "id": 1.5})", {"in.jsonl:1: id", "integer or a string", "1.5"});
     refused(R"({"text": "a", "id": 18446744073709551615})", {"in.jsonl:1: id"});
-    refused(R"({"text": "a", "max_new_tokens": 0})", {"in.jsonl:1: max_new_tokens", "1 to"});
+    failed(R"({"text": "a", "max_new_tokens": -2})", {"in.jsonl:1: max_new_tokens", "0 to"});
     refused(R"({"text": "a", "max_new_tokens": "5"})", {"in.jsonl:1: max_new_tokens", "\"5\""});
     refused(R"({"text": "a", "max_new_tokens": true})", {"in.jsonl:1: max_new_tokens", "true"});
-    refused(R"({"text": "a", "seed": 9223372036854775808})", {"in.jsonl:1: seed"});
-    refused(R"({"text": "a", "logprobs": 257})", {"in.jsonl:1: logprobs", "0 to 256", "257"});
-    refused(R"({"text": "a", "ignore_eos": 2})", {"in.jsonl:1: ignore_eos", "0 to 1", "2"});
-    refused(R"({"text": "a", "temperature": -0.5})", {"in.jsonl:1: temperature", "-0.5"});
+    failed(R"({"text": "a", "seed": 9223372036854775808})", {"in.jsonl:1: seed"});
+    failed(R"({"text": "a", "logprobs": 257})", {"in.jsonl:1: logprobs", "0 to 256", "257"});
+    failed(R"({"text": "a", "ignore_eos": 2})", {"in.jsonl:1: ignore_eos", "0 to 1", "2"});
+    failed(R"({"text": "a", "temperature": -0.5})", {"in.jsonl:1: temperature", "-0.5"});
     refused(R"({"text": "a", "temperature": "hot"})", {"in.jsonl:1: temperature", "hot"});
-    refused(R"({"text": "a", "top_p": 0})", {"in.jsonl:1: top_p", "above 0 to 1"});
-    refused(R"({"text": "a", "min_p": 1.5})", {"in.jsonl:1: min_p", "1.5"});
+    failed(R"({"text": "a", "top_p": 0})", {"in.jsonl:1: top_p", "above 0 to 1"});
+    failed(R"({"text": "a", "min_p": 1.5})", {"in.jsonl:1: min_p", "1.5"});
     refused(R"({"text": "a", "stop_tokens": "x"})", {"in.jsonl:1: stop_tokens"});
-    refused(R"({"text": "a", "stop_text": [""]})", {"in.jsonl:1: stop_text"});
+    failed(R"({"text": "a", "stop_text": [""]})", {"in.jsonl:1: stop_text"});
     refused(R"({"text": "a", "stop_text": [1]})", {"in.jsonl:1: stop_text[0]", "a string"});
     refused("{\"text\": \"a\", \"id\": 7}\n\n{\"text\": \"a\", \"id\": \"7\"}",
             {"in.jsonl:3: id", "found 7 in record 0"});
@@ -219,20 +182,27 @@ TEST_F(Pack, ChecksTypeAndRangeOfEveryOption) {
         refused(fmt::format(R"({{"text": "a", "{}": {}}})", name, value),
                 {"in.jsonl:1: " + name, expected, "found " + value});
     };
+    const auto out_of_range = [this](const std::string& name, const std::string& value,
+                                     const std::string& expected) {
+        failed(fmt::format(R"({{"text": "a", "{}": {}}})", name, value),
+               {"in.jsonl:1: " + name, expected, "found " + value});
+    };
     for (const options::IntOption& option : options::kInts) {
-        for (const char* value : {R"("1")", "1.0", "[1]", "{}"}) {
+        for (const char* value : {R"("1")", "1.5", "[1]", "{}"}) {
             bad(option.name, value, "an integer, " + option.range());
         }
-        bad(option.name, fmt::format("{}", option.low > 0 ? option.low - 1 : -2), option.range());
-        bad(option.name, fmt::format("{}", static_cast<uint64_t>(option.high) + 1), option.range());
+        out_of_range(option.name, fmt::format("{}", option.low > 0 ? option.low - 1 : -2),
+                     option.range());
+        out_of_range(option.name, fmt::format("{}", static_cast<uint64_t>(option.high) + 1),
+                     option.range());
     }
     for (const options::FloatOption& option : options::kFloats) {
         for (const char* value : {R"("1")", "true", "[1]", "{}"}) {
             bad(option.name, value, "a number, " + option.range());
         }
-        bad(option.name, "-0.5", option.range());
-        if (!option.low_allowed) bad(option.name, "0", option.range());
-        if (option.high == 1.0) bad(option.name, "1.5", option.range());
+        out_of_range(option.name, "-0.5", option.range());
+        if (!option.low_allowed) out_of_range(option.name, "0", option.range());
+        if (option.high == 1.0) out_of_range(option.name, "1.5", option.range());
         refused(fmt::format(R"({{"text": "a", "{}": 1e999}})", option.name),
                 {"in.jsonl:1", "1e999"});
     }
@@ -254,78 +224,10 @@ TEST_F(Pack, AppliesTheChatTemplate) {
     EXPECT_TRUE(prompts[1].text.ends_with("<|assistant|><think></think>"));
     refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
             {"in.jsonl:1: messages[0].content[0].type", "not supported"});
-    refused(R"({"messages": [{"role": "user", "content": "\u0000"}]})", {"messages", "NUL"});
+    failed(R"({"messages": [{"role": "user", "content": "\u0000"}]})", {"messages", "NUL"});
     refused(R"({"messages": [{"role": "user"}], "chat_template_kwargs": {"x": 1}})",
             {"chat_template_kwargs.x", "1"});
     refused(R"({"messages": [{"role": "user"}], "clear_thinking": "yes"})", {"clear_thinking"});
-}
-
-std::string batch(const std::string& body, const std::string& url = "/v1/chat/completions") {
-    return R"({"custom_id": "r-1", "method": "POST", "url": ")" + url + R"(", "body": )" + body +
-           "}\n";
-}
-
-TEST_F(Pack, ReadsOpenAiBatchLines) {
-    const auto prompts = packed(
-        "in.jsonl",
-        batch(R"({"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 1, )"
-              R"("max_completion_tokens": 9, "temperature": 0.7, "top_p": 0.5, "seed": 4, )"
-              R"("stop": ["a", "b"], "logprobs": true, "top_logprobs": 5, "stream": false, )"
-              R"("presence_penalty": 0, "user": "u", "top_k": 20, "repetition_penalty": 1.1, )"
-              R"("tools": [{"type": "function", "function": {"name": "f"}}], )"
-              R"("tool_choice": "none", "wish": 1})") +
-            R"({"custom_id": "r-2", "body": {"prompt": "raw text", "max_tokens": 7, )"
-            R"("logprobs": 2, "stop": "x", "stop_token_ids": [4], "ignore_eos": true}})");
-    ASSERT_EQ(prompts.size(), 2u);
-    EXPECT_EQ(std::get<std::vector<std::string>>(reader_->ids()),
-              (std::vector<std::string>{"r-1", "r-2"}));
-    EXPECT_EQ(prompts[0].text,
-              "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>hi<|assistant|><think>");
-    EXPECT_EQ(prompts[0].options.max_new_tokens, 9);
-    EXPECT_EQ(prompts[0].options.temperature, 0.7);
-    EXPECT_EQ(prompts[0].options.top_p, 0.5);
-    EXPECT_EQ(prompts[0].options.top_k, 20);
-    EXPECT_EQ(prompts[0].options.repetition_penalty, 1.1);
-    EXPECT_EQ(prompts[0].options.seed, 4);
-    EXPECT_EQ(prompts[0].options.logprobs, 5);
-    EXPECT_EQ(prompts[0].options.stop_text, (std::vector<std::string>{"a", "b"}));
-    EXPECT_EQ(prompts[1].text, "raw text");
-    EXPECT_EQ(prompts[1].options.max_new_tokens, 7);
-    EXPECT_EQ(prompts[1].options.logprobs, 2);
-    EXPECT_EQ(prompts[1].options.stop_text, std::vector<std::string>{"x"});
-    EXPECT_EQ(prompts[1].options.stop_tokens, std::vector<int32_t>{4});
-    EXPECT_TRUE(prompts[1].options.ignore_eos);
-    ASSERT_EQ(summary_.notices.size(), 1u);
-    EXPECT_NE(summary_.notices[0].find("body.wish (1 lines)"), std::string::npos);
-    const auto tokens = packed("in.jsonl", batch(R"({"prompt": [5, 6]})", "/v1/completions"));
-    EXPECT_EQ(tokens.at(0).tokens, (std::vector<int32_t>{5, 6}));
-}
-
-TEST_F(Pack, RefusesWhatABatchLineAsksForInVain) {
-    const auto chat = [](const std::string& more) {
-        return batch(R"({"messages": [{"role": "user", "content": "hi"}], )" + more + "}");
-    };
-    refused(chat(R"("n": 2)"), {"in.jsonl:1: body.n", "1", "found 2"});
-    refused(chat(R"("presence_penalty": 0.5)"), {"body.presence_penalty", "0.5"});
-    refused(chat(R"("response_format": {"type": "json_object"})"), {"body.response_format"});
-    refused(chat(R"("logit_bias": {"5": 1})"), {"body.logit_bias"});
-    refused(chat(R"("stream": true)"), {"body.stream"});
-    refused(chat(R"("tool_choice": "required")"), {"body.tool_choice", "required"});
-    refused(chat(R"("max_tokens": 5, "max_completion_tokens": 6)"), {"body.max_tokens", "6"});
-    refused(chat(R"("max_tokens": 0)"), {"body.max_tokens", "1 to"});
-    refused(chat(R"("top_logprobs": 5)"), {"body.logprobs", "top_logprobs"});
-    refused(chat(R"("logprobs": 3)"), {"body.logprobs", "true or false"});
-    refused(chat(R"("temperature": "x")"), {"body.temperature", "a number"});
-    refused(chat(R"("stop": [""])"), {"body.stop"});
-    refused(batch(R"({"messages": []})"), {"in.jsonl:1: body.messages", "at least one"});
-    refused(batch(R"({"prompt": "x"})"), {"body.messages", "found nothing"});
-    refused(batch(R"({"messages": null})"), {"body.messages"});
-    refused(batch(R"({"prompt": ["a", "b"]})", "/v1/completions"), {"body.prompt[0]"});
-    refused(batch(R"({"prompt": []})", "/v1/completions"), {"body.prompt"});
-    refused(batch("{}", "/v1/embeddings"), {"in.jsonl:1: url", "/v1/embeddings"});
-    refused(batch("5"), {"in.jsonl:1: body", "an object"});
-    refused(R"({"custom_id": 5, "body": {}})", {"in.jsonl:1: custom_id", "a string"});
-    refused(R"({"custom_id": "a", "method": "GET", "body": {}})", {"in.jsonl:1: method", "POST"});
 }
 
 TEST_F(Pack, LeavesOtherFilesAlone) {
@@ -345,7 +247,7 @@ TEST_F(Pack, LeavesOtherFilesAlone) {
     expect_error(ErrorKind::io, {folder_.path().string()}, [&] { pack(into_folder); });
     PackOptions absent = options({"none.txt"});
     absent.out = (folder_ / "other.h5").string();
-    expect_error(ErrorKind::input, {"none.txt", "no such file"}, [&] { pack(absent); });
+    expect_error(ErrorKind::io, {"none.txt", "no such file"}, [&] { pack(absent); });
     std::ifstream in(folder_ / "out.h5");
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "precious");
     PackOptions overwrite = options({"in.txt"});

@@ -218,6 +218,7 @@ class Letters : public Tokenizer {
     }
     bool is_known(int32_t) const override { return true; }
     bool is_special(int32_t) const override { return false; }
+    int32_t added_token(std::string_view) const override { return -1; }
     int32_t size() const override { return 26; }
     std::string digest() const override { return ""; }
 };
@@ -245,6 +246,44 @@ TEST_F(UnpackTest, SpellsOutLogprobsOfBatchLines) {
     EXPECT_TRUE(logprobs(&letters).is_null());
     g.chosen_logprobs.clear();
     EXPECT_TRUE(logprobs(&letters).is_null());
+}
+
+TEST_F(UnpackTest, AnswersCompletionsAsCompletions) {
+    Generation g = test::make_generation(0, 2, 1);  // tokens 0 and 1
+    g.completion = true;
+    g.chosen_logprobs = {-0.5f, -0.75f};
+    g.top_ids = {0, 2, 1, -1};
+    g.top_logprobs = {-0.5f, -2.0f, -0.75f, 0.0f};
+    const Letters letters;
+    const BatchOutput output{.model = "m", .created = 1, .tokenizer = &letters};
+    const json body = json::parse(to_batch_output({g}, output).dump())["response"]["body"];
+    EXPECT_EQ(body["object"], "text_completion");
+    EXPECT_EQ(body["id"], "cmpl-0-0");
+    EXPECT_EQ(body["choices"], json::parse(R"([{"index": 0, "text": "text 0", "logprobs": {
+        "tokens": ["a", "b"], "token_logprobs": [-0.5, -0.75],
+        "top_logprobs": [{"a": -0.5, "c": -2.0}, {"b": -0.75}], "text_offset": [0, 1]},
+        "finish_reason": "stop"}])"));
+}
+
+TEST_F(UnpackTest, CompletionsAreKnownFromTheFile) {
+    ResultOptions o;
+    o.out = folder_ / "g.h5";
+    o.layout.k = 2;
+    o.layout.text = true;
+    o.records = first_records(2);
+    o.ids = {&ids_};
+    o.completions = {false, true};
+    ResultWriter writer(o);
+    writer.add(test::make_generation(1, 2, 2));
+    writer.add(test::make_generation(0, 2, 2));
+    writer.finish({});
+    UnpackOptions unpack_options = options({o.out.string()});
+    unpack_options.format = "openai";
+    EXPECT_EQ(run(unpack_options), 2);
+    const auto lines = lines_of(unpack_options.out);
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_NE(lines[0].find(R"("object":"chat.completion")"), std::string::npos);
+    EXPECT_NE(lines[1].find(R"("object":"text_completion")"), std::string::npos);
 }
 
 TEST_F(UnpackTest, LogprobsNeedTheTokenizerOfTheRun) {

@@ -307,7 +307,7 @@ TEST(GenerateFlags, SamplingFlagsSetWhatTheyName) {
     EXPECT_EQ(plain.record.top_p, usual.top_p);
     EXPECT_EQ(plain.record.logprobs, -1);
     EXPECT_EQ(plain.record.seed, -1);
-    EXPECT_EQ(plain.samples, 1);
+    EXPECT_EQ(plain.record.samples, 1);
     EXPECT_EQ(plain.accept, AcceptRule::coupled);
     EXPECT_EQ(plain.shard.count, 1);
     const GenerateOptions options =
@@ -322,7 +322,7 @@ TEST(GenerateFlags, SamplingFlagsSetWhatTheyName) {
     EXPECT_EQ(options.record.logprobs, 5);
     EXPECT_EQ(options.record.seed, -1);  // the run's seed is not a record's
     EXPECT_EQ(options.seed, 9u);
-    EXPECT_EQ(options.samples, 3);
+    EXPECT_EQ(options.record.samples, 3);
     EXPECT_EQ(options.accept, AcceptRule::rejection);
     EXPECT_EQ(options.shard.index, 2);
     EXPECT_EQ(options.shard.count, 5);

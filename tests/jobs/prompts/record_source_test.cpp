@@ -67,7 +67,7 @@ TEST_F(RecordSourceTest, ListsFilesPromptsAndSamplesInOrder) {
     make("b.h5", 3);
     EXPECT_TRUE(open().has_origin());
     EXPECT_EQ(list(open().read(0, 100)), "0:0:0 0:1:0 1:0:0 1:1:0 1:2:0 ");
-    options_.samples = 2;
+    options_.record.samples = 2;
     EXPECT_EQ(list(open().read(1, 4)), "0:0:1 0:1:0 0:1:1 1:0:0 ");
     EXPECT_EQ(list(open().read(9, 4)), "1:2:1 ");
     EXPECT_EQ(list(open().read(10, 4)), "");
@@ -82,7 +82,7 @@ TEST_F(RecordSourceTest, LimitAndShardsCountPromptsOverAllFiles) {
     make("b.h5", 4);
     options_.limit = 6;
     EXPECT_EQ(list(open().read(0, 100)), "0:0:0 0:1:0 0:2:0 0:3:0 1:0:0 1:1:0 ");
-    options_.samples = 2;
+    options_.record.samples = 2;
     options_.shard = {.index = 1, .count = 3};
     EXPECT_EQ(list(open().read(0, 100)), "0:1:0 0:1:1 1:0:0 1:0:1 ");
     options_.shard = {.index = 7, .count = 8};
@@ -94,7 +94,7 @@ TEST_F(RecordSourceTest, LimitAndShardsCountPromptsOverAllFiles) {
 TEST_F(RecordSourceTest, ShardsTogetherAreTheWhole) {
     make("a.h5", 7);
     make("b.h5", 6);
-    options_.samples = 3;
+    options_.record.samples = 3;
     const std::vector<RecordKey> whole = open().keys();
     std::vector<RecordKey> parts;
     for (int64_t i = 0; i < 4; ++i) {
@@ -110,12 +110,52 @@ TEST_F(RecordSourceTest, SeedsOfAColumnHoldForTheFirstSample) {
     make("a.h5", 3, [](int64_t index, PromptRecord& record) {
         if (index == 1) record.ints[place("seed")] = 42;
     });
-    options_.samples = 3;
+    options_.record.samples = 3;
     const std::vector<Prompt> prompts = open().read(0, 100);
     EXPECT_EQ(prompts[0].options.seed, -1);  // the engine's: from the run's
     EXPECT_EQ(prompts[3].options.seed, 42);
     EXPECT_EQ(prompts[4].options.seed, record_seed(42, 1, 0, 1));
     EXPECT_EQ(prompts[5].options.seed, record_seed(42, 1, 0, 2));
+}
+
+TEST_F(RecordSourceTest, RecordsAskForTheirOwnNumberOfSamples) {
+    make("a.h5", 3, [](int64_t index, PromptRecord& record) {
+        if (index == 1) record.ints[place("n")] = 3;
+    });
+    EXPECT_TRUE(open().has_origin());
+    EXPECT_EQ(list(open().read(0, 100)), "0:0:0 0:1:0 0:1:1 0:1:2 0:2:0 ");
+    options_.record.samples = 2;
+    EXPECT_EQ(list(open().read(0, 100)), "0:0:0 0:0:1 0:1:0 0:1:1 0:1:2 0:2:0 0:2:1 ");
+}
+
+TEST_F(RecordSourceTest, SaysThatSamplesAtTemperatureZeroAreEqual) {
+    make("a.h5", 3, [](int64_t index, PromptRecord& record) {
+        if (index == 1) record.floats[options::kTemperature] = 0.5;
+    });
+    EXPECT_EQ(open().notices(), std::vector<std::string>{});
+    options_.record.samples = 2;
+    ASSERT_EQ(open().notices().size(), 1u);
+    EXPECT_NE(open().notices()[0].find("2 of 3 prompts"), std::string::npos);
+    options_.record.temperature = 1.0;
+    EXPECT_EQ(open().notices(), std::vector<std::string>{});
+}
+
+TEST_F(RecordSourceTest, RowsKnowWhichAreCompletions) {
+    make("a.h5", 2);
+    EXPECT_EQ(open().completions(), std::vector<bool>{});
+    make("b.h5", 2, [](int64_t index, PromptRecord& record) { record.completion = index == 1; });
+    options_.record.samples = 2;
+    EXPECT_EQ(open().completions(),
+              (std::vector<bool>{false, false, false, false, false, false, true, true}));
+}
+
+TEST_F(RecordSourceTest, ARecordMayBringItsError) {
+    make("a.h5", 2, [](int64_t index, PromptRecord& record) {
+        if (index == 1) record.error = "in.jsonl:2: body.logit_bias: expected {}";
+    });
+    const std::vector<Prompt> prompts = open().read(0, 100);
+    EXPECT_EQ(prompts[0].error, "");
+    EXPECT_EQ(prompts[1].error, "in.jsonl:2: body.logit_bias: expected {}");
 }
 
 TEST_F(RecordSourceTest, ASeedAttributeIsTheRunsSeed) {
