@@ -2,10 +2,12 @@
 // The one program: reads the command line, chooses the job, turns an error into one printed line
 // and its exit code. A job on ranks starts MPI; every other job is one process and never touches
 // it. Which jobs there are: job_table.cpp.
+#include "io/h5/trial.h"
 #include "jobs/job_table.h"
 #include "jobs/options/environment.h"
 #include "jobs/options/parser.h"
 #include "kernels/error.h"
+#include "runtime/log.h"
 #include "runtime/ranks/agree.h"
 #include "runtime/ranks/launcher.h"
 #include "runtime/ranks/mpi.h"
@@ -15,10 +17,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
+#include <fcntl.h>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unistd.h>
 #include <variant>
 #include <vector>
 
@@ -27,13 +33,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-int show(const ShowText& text) {
-    std::fputs(text.text.c_str(), stdout);
+int show_text(const ShowText& text) {
+    show(stdout, text.text);
     return text.code;
 }
 
 int report(const Error& error) {
-    fmt::print(stderr, "quadrille: {} error: {}\n", name(error.kind()), error.what());
+    show(stderr, fmt::format("quadrille: {} error: {}\n", name(error.kind()), error.what()));
     return error.exit_code();
 }
 
@@ -41,7 +47,7 @@ int report(const Error& error) {
 // through Fatal.
 int run_on_ranks(const Command& command, const RankStart& start) {
     if (const auto* text = std::get_if<ShowText>(&command)) {
-        return start.session.rank() == 0 ? show(*text) : text->code;
+        return start.session.rank() == 0 ? show_text(*text) : text->code;
     }
     return std::get<ChosenJob>(command).job->run(&start);
 }
@@ -63,6 +69,7 @@ void broadcast(Communicator& world, std::vector<std::string>& words) {
 // environment to other hosts.
 int start_ranks(Invocation invocation, std::span<const JobRow> table, StopSignals& signals,
                 Clock::time_point begin) {
+    std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more is no reason to end
     const Launcher launcher;
     MpiSession session;
     if (session.size() == 1 && launched_with_others()) {
@@ -94,11 +101,25 @@ int start(const Invocation& invocation, StopSignals& signals, Clock::time_point 
     if (alone) signals.release();
     if (alone || !launched_with_others()) {
         const Command command = parse_command(invocation, table);
-        if (const auto* text = std::get_if<ShowText>(&command)) return show(*text);
+        if (const auto* text = std::get_if<ShowText>(&command)) return show_text(*text);
         const auto& chosen = std::get<ChosenJob>(command);
         if (!chosen.on_ranks) return chosen.job->run(nullptr);
     }
     return start_ranks(invocation, table, signals, begin);
+}
+
+// A file that is opened must not become standard output or error because those are closed, and a
+// write beyond a limit on file sizes is an error of that write.
+void settle_streams() {
+    while (true) {
+        const int file = ::open("/dev/null", O_RDWR);
+        if (file < 0) break;
+        if (file > STDERR_FILENO) {
+            ::close(file);
+            break;
+        }
+    }
+    std::signal(SIGXFSZ, SIG_IGN);
 }
 
 }  // namespace
@@ -107,6 +128,8 @@ int start(const Invocation& invocation, StopSignals& signals, Clock::time_point 
 int main(int argc, char** argv) {
     using namespace quadrille;
     const auto begin = Clock::now();
+    settle_streams();
+    if (argc == 2 && argv[1] == std::string_view(kTrialArgument)) return run_trial();
     try {
         StopSignals signals(kResumable);
         return start(read_invocation(argc, argv), signals, begin);

@@ -63,6 +63,13 @@ std::string format_rate(double per_second) {
                              : fmt::format("{:.0f} tokens/s", per_second);
 }
 
+// A failure has no place to be told: the next write may succeed.
+void show(std::FILE* to, std::string_view text) noexcept {
+    std::fwrite(text.data(), 1, text.size(), to);
+    std::fflush(to);
+    std::clearerr(to);
+}
+
 Log::Log(bool shown, std::FILE* to) : shown_(shown), to_(to), terminal_(isatty(fileno(to)) == 1) {}
 
 Log::~Log() {
@@ -78,7 +85,7 @@ void Log::notice(std::string_view text) {
     if (!shown_) return;
     const bool redraw = bar_on_line_;
     clear_bar();
-    fmt::print(to_, "quadrille: {}\n", text);
+    show(to_, fmt::format("quadrille: {}\n", text));
     if (redraw) {
         std::fputs(bar_.c_str(), to_);
         bar_on_line_ = true;
@@ -112,7 +119,7 @@ void Log::print(const Progress& progress, Clock::time_point now) {
     const double seconds = started_ ? std::chrono::duration<double>(now - start_).count() : 0.0;
     const std::string text = describe(progress, first_, seconds);
     if (!terminal_) {
-        fmt::print(to_, "quadrille: {}\n", text);
+        show(to_, fmt::format("quadrille: {}\n", text));
         std::fflush(to_);
         return;
     }

@@ -51,6 +51,10 @@ class Log {
     Clock::time_point last_;
 };
 
+// Writes text for people to read. A stream that takes nothing (a full disk, a closed pipe or
+// terminal) is passed over: no job ends of it.
+void show(std::FILE* to, std::string_view text) noexcept;
+
 // "345 tokens/s", "1 h 02 min" and the like, as the progress and the summaries print them.
 std::string format_duration(std::chrono::seconds time);
 std::string format_rate(double per_second);

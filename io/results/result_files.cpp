@@ -4,15 +4,13 @@
 #include "io/files.h"
 #include "io/h5/schema.h"
 #include "io/h5/seal.h"
+#include "io/output.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <optional>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 namespace quadrille {
@@ -20,21 +18,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Why `out` is no result of ours; nothing: it is one.
-std::optional<std::string> not_a_result(const fs::path& out) {
+// Why `out` is no result of ours; "": it is one.
+std::string not_a_result(const fs::path& out) {
     try {
         const h5::File file = h5::File::open(out);
         std::vector<std::string> notices;
         const std::string kind = schema::kind_of(file, notices);
-        if (kind == schema::kGenerations) return std::nullopt;
-        return fmt::format("it is a file of kind '{}'", kind);
+        if (kind == schema::kGenerations) return "";
+        return fmt::format("it is no result of this program but a file of kind '{}'", kind);
     } catch (const Error& error) {
-        return error.what();
+        return fmt::format("it is no result of this program: {}", error.what());
     }
-}
-
-bool is_complete(const fs::path& out) {
-    return h5::File::open(out).attribute(schema::kCompleteAttribute) == h5::Value(int64_t{1});
 }
 
 int64_t part_number(const fs::path& part) {
@@ -104,31 +98,8 @@ fs::path part_path(const fs::path& folder, int group, int64_t number) {
     return folder / fmt::format("{}{:06}.h5", part_prefix(group), number);
 }
 
-void check_output(const fs::path& out, bool overwrite) {
-    if (!out.has_filename())
-        throw Error(ErrorKind::usage, fmt::format("--out '{}' names no file", out.string()));
-    const fs::path folder = folder_of(out);
-    std::error_code error;
-    const bool is_folder = fs::is_directory(folder, error);
-    if (!is_folder || ::access(folder.c_str(), W_OK | X_OK) != 0)
-        throw Error(ErrorKind::io, fmt::format("cannot write in the folder {}: {}", folder.string(),
-                                               error       ? error.message()
-                                               : is_folder ? system_reason(errno)
-                                                           : system_reason(ENOTDIR)));
-    const fs::file_status status = fs::status(out, error);
-    if (fs::exists(status)) {
-        if (fs::is_directory(status))
-            throw Error(ErrorKind::usage, out.string() + " is a folder, expected a file name");
-        if (const auto reason = not_a_result(out))
-            throw Error(ErrorKind::usage,
-                        fmt::format("{} exists and is no result of this program, it is left as it "
-                                    "is: {}",
-                                    out.string(), *reason));
-        if (!overwrite)
-            throw Error(ErrorKind::usage,
-                        fmt::format("{} exists{}: choose another name or --output-exists overwrite",
-                                    out.string(), is_complete(out) ? "" : " (incomplete)"));
-    }
+fs::path check_output(const fs::path& out, bool overwrite, const std::vector<fs::path>& taken) {
+    return output_path(out, {.overwrite = overwrite, .taken = taken, .objection = not_a_result});
 }
 
 PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std::string run,

@@ -34,10 +34,10 @@ void write_part(const std::filesystem::path& path, const GenerationLayout& layou
                 const std::string& run, const std::vector<Generation>& records,
                 const std::function<void()>& before_commit);
 
-// Throws unless results can be written to `out`: Error{usage} where something is there that may
-// not be replaced (only a generations file may, with `overwrite`), Error{io} where the folder is
-// missing or not writable. Writes nothing.
-void check_output(const std::filesystem::path& out, bool overwrite);
+// The file that results for `out` go to (io/output.h). Only a generations file may be replaced,
+// with `overwrite`. `taken`: the run's inputs and other outputs. Writes nothing.
+std::filesystem::path check_output(const std::filesystem::path& out, bool overwrite,
+                                   const std::vector<std::filesystem::path>& taken = {});
 
 // Collects the finished records of one group and commits them as parts.
 class PartWriter {

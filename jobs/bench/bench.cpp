@@ -4,6 +4,7 @@
 #include "jobs/bench/bench.h"
 
 #include "drafter/dflash2/step_work.h"
+#include "io/output.h"
 #include "io/text/tokenizer.h"
 #include "jobs/bench/bench_floor.h"
 #include "jobs/bench/bench_report.h"
@@ -24,7 +25,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -171,11 +171,21 @@ void BenchJob::read_prompts() {
 
 // Found out before the run rather than after it.
 void BenchJob::check_outputs() const {
-    if (!options_.tsv.empty()) append_results(options_.tsv, "");
-    if (options_.json.empty()) return;
-    if (!std::ofstream(options_.json, std::ios::app)) {
-        throw Error(ErrorKind::io, fmt::format("{}: cannot be written", options_.json));
+    if (!options_.tsv.empty()) {
+        output_path(options_.tsv, {.option = "--append-tsv",
+                                   .overwrite = true,
+                                   .taken = {options_.prompts, options_.json},
+                                   .objection = [](const auto&) { return ""; }});
+        append_results(options_.tsv, "");
     }
+    if (options_.json.empty()) return;
+    const auto objection = [](const std::filesystem::path& path) {
+        return not_json(path, "a report of bench, which is replaced", {"date", "runs"});
+    };
+    output_path(options_.json, {.option = "--json",
+                                .overwrite = true,
+                                .taken = {options_.prompts, options_.tsv},
+                                .objection = objection});
 }
 
 void BenchJob::set_up_floor() {
@@ -345,12 +355,10 @@ BenchReport BenchJob::report() {
 }
 
 void BenchJob::publish(const BenchReport& report) const {
-    fmt::print("{}", bench_table(report));
+    show(stdout, bench_table(report));
     if (!options_.tsv.empty()) append_results(options_.tsv, bench_rows(report));
     if (options_.json.empty()) return;
-    std::ofstream file(options_.json, std::ios::binary | std::ios::trunc);
-    file << bench_json(report) << std::flush;
-    if (!file) throw Error(ErrorKind::io, fmt::format("{}: cannot be written", options_.json));
+    replace_file(follow_links(options_.json), bench_json(report));
 }
 
 }  // namespace

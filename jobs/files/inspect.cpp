@@ -4,6 +4,7 @@
 #include "io/h5/h5.h"
 #include "io/h5/schema.h"
 #include "io/h5/seal.h"
+#include "io/h5/trial.h"
 #include "io/results/result_files.h"
 #include "jobs/files/checkpoint_summary.h"
 #include "jobs/files/file_summary.h"
@@ -31,6 +32,16 @@ std::string describe_parts(const fs::path& folder, int64_t limit) {
     return out;
 }
 
+// The HDF5 files that a report on `path` reads.
+std::vector<fs::path> files_of(const fs::path& path) {
+    std::error_code ignored;
+    if (!fs::is_directory(path, ignored)) return {path};
+    if (!fs::exists(path / "run.h5", ignored)) return {};
+    std::vector<fs::path> files = list_parts(path);
+    files.push_back(path / "run.h5");
+    return files;
+}
+
 }  // namespace
 
 std::string describe_path(const fs::path& path, int64_t limit) {
@@ -48,6 +59,7 @@ std::string describe_path(const fs::path& path, int64_t limit) {
 }
 
 int run_inspect(const InspectOptions& options) {
+    for (const std::string& path : options.paths) try_files(files_of(path));
     for (size_t i = 0; i < options.paths.size(); ++i) {
         const std::string text =
             (i == 0 ? "" : "\n") + describe_path(options.paths[i], options.limit);

@@ -3,6 +3,9 @@
 // the second writes it. Memory is a batch of records and the ids seen.
 #include "jobs/files/pack.h"
 
+#include "io/h5/schema.h"
+#include "io/h5/trial.h"
+#include "io/output.h"
 #include "io/prompts/prompt_lines.h"
 #include "io/text/chat_template.h"
 #include "io/text/tokenizer.h"
@@ -136,7 +139,18 @@ class Survey {
     std::vector<std::string> notices_;
 };
 
-void check_files(const PackOptions& options) {
+std::string not_prompts(const fs::path& path) {
+    try {
+        std::vector<std::string> ignored;
+        schema::expect_kind(h5::File::open(path), schema::kPrompts, ignored);
+        return "";
+    } catch (const Error& error) {
+        return fmt::format("it is no prompts file: {}", error.what());
+    }
+}
+
+// The file that the prompts go to.
+fs::path check_files(const PackOptions& options) {
     std::error_code code;
     for (const std::string& input : options.inputs) {
         if (fs::exists(input, code) && !fs::is_directory(input, code) &&
@@ -144,26 +158,16 @@ void check_files(const PackOptions& options) {
             throw Error(ErrorKind::input,
                         fmt::format("{}: expected a regular file (inputs are read twice)", input));
         }
-        if (fs::equivalent(input, options.out, code)) {
-            throw Error(ErrorKind::usage,
-                        fmt::format("--out: expected another file than the input {}", input));
-        }
     }
-    if (fs::is_directory(options.out, code)) {
-        throw Error(ErrorKind::io, fmt::format("{}: is a folder", options.out));
-    }
-    if (options.output_exists == OutputExists::fail && fs::exists(options.out, code)) {
-        throw Error(ErrorKind::usage,
-                    fmt::format("{} is there already: choose another name or give "
-                                "--output-exists overwrite",
-                                options.out));
-    }
+    return output_path(options.out, {.overwrite = options.output_exists == OutputExists::overwrite,
+                                     .taken = {options.inputs.begin(), options.inputs.end()},
+                                     .objection = not_prompts});
 }
 
 }  // namespace
 
 PackSummary pack(const PackOptions& options) {
-    check_files(options);
+    const fs::path out = check_files(options);
     Survey survey;
     for_each_record(
         options, [&](const auto& lines, const auto& record) { survey.see(lines, record); },
@@ -179,7 +183,7 @@ PackSummary pack(const PackOptions& options) {
         tokenizer = make_tokenizer(options.target);
     }
     const PromptColumns columns = survey.columns();
-    PromptWriter writer(options.out, columns);
+    PromptWriter writer(out, columns);
     for_each_record(
         options,
         [&](const PromptLines&, PromptRecord& record) {
@@ -214,12 +218,14 @@ PackSummary pack(const PackOptions& options) {
 }
 
 int run_pack(const PackOptions& options) {
+    try_files({options.out});
     const PackSummary summary = pack(options);
     Log log(true);
     for (const std::string& notice : summary.notices) log.notice(notice);
-    fmt::print("{}: {} records of {}{}{}\n", options.out, summary.records,
-               summary.text ? "text" : "tokens", summary.columns.empty() ? "" : ", with ",
-               fmt::join(summary.columns, ", "));
+    show(stdout,
+         fmt::format("{}: {} records of {}{}{}\n", options.out, summary.records,
+                     summary.text ? "text" : "tokens", summary.columns.empty() ? "" : ", with ",
+                     fmt::join(summary.columns, ", ")));
     return 0;
 }
 

@@ -3,6 +3,8 @@
 
 #include "io/files.h"
 #include "io/h5/schema.h"
+#include "io/h5/trial.h"
+#include "io/output.h"
 #include "io/results/generation_reader.h"
 #include "io/text/tokenizer.h"
 #include "jobs/files/batch_output.h"
@@ -193,18 +195,16 @@ class Formatter {
     std::string first_repeated_;
 };
 
-void check_out(const UnpackOptions& options) {
-    if (options.out == "-" || !fs::exists(fs::symlink_status(options.out))) return;
-    if (!fs::is_regular_file(options.out))
-        throw Error(ErrorKind::usage, options.out + ": exists and is not a regular file");
-    for (const std::string& input : options.inputs) {
-        std::error_code ignored;
-        if (fs::equivalent(input, options.out, ignored))
-            throw Error(ErrorKind::usage, options.out + ": is an input");
-    }
-    if (options.output_exists != OutputExists::overwrite)
-        throw Error(ErrorKind::usage,
-                    options.out + " exists: choose another name or --output-exists overwrite");
+// The file that lines go to; "-": standard output.
+std::string file_of(const UnpackOptions& options) {
+    if (options.out == "-") return options.out;
+    const auto objection = [](const fs::path& path) {
+        return not_json(path, "JSON lines as unpack writes them", {});
+    };
+    return output_path(options.out, {.overwrite = options.output_exists == OutputExists::overwrite,
+                                     .taken = {options.inputs.begin(), options.inputs.end()},
+                                     .objection = objection})
+        .string();
 }
 
 }  // namespace
@@ -230,7 +230,7 @@ ordered_json to_json(const Generation& g, const GenerationLayout& layout) {
 }
 
 int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) {
-    check_out(options);
+    const std::string out = file_of(options);
     std::vector<GenerationReader> readers;
     for (const std::string& input : options.inputs) {
         readers.emplace_back(input, schema::kGenerations);
@@ -240,7 +240,7 @@ int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) 
             throw Error(ErrorKind::input, input + ": has no text, which --format openai needs");
     }
     const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(options, readers, notices);
-    LineWriter lines(options.out);
+    LineWriter lines(out);
     Formatter formatter(options, tokenizer.get(), lines);
     int64_t left = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
     int64_t written = 0;
@@ -264,11 +264,12 @@ int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) 
 }
 
 int run_unpack(const UnpackOptions& options) {
+    try_files({options.inputs.begin(), options.inputs.end()});
     std::vector<std::string> notices;
     const int64_t records = unpack(options, notices);
     Log log(true);
     for (const std::string& notice : notices) log.notice(notice);
-    if (options.out != "-") fmt::print("{}: {} records\n", options.out, records);
+    if (options.out != "-") show(stdout, fmt::format("{}: {} records\n", options.out, records));
     return 0;
 }
 

@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -146,9 +147,11 @@ void GenerateJob::open_files() {
                                   .before_commit = [this] { check_launcher(); }};
     agree(world_, "files", [&] {
         if (!session_.leads_run()) return;
+        const std::filesystem::path heartbeat =
+            Heartbeat::check(options_.heartbeat, other_files(options_, options_.out));
         files_ = &run_files_.emplace(around);
         shape_ = run_files_->claim();
-        if (!options_.dry_run) heartbeat_ = Heartbeat(options_.heartbeat);
+        if (!options_.dry_run) heartbeat_ = Heartbeat(heartbeat);
     });
     world_.broadcast_host(&shape_, sizeof shape_, 0);
     if (!several()) return;
@@ -219,8 +222,11 @@ void GenerateJob::show_plan() {
     const ModelLimits plan = limits();
     const std::string groups =
         several() ? fmt::format(" in {} groups", session_.group_count()) : std::string();
-    fmt::print("{} records, {} ranks{}, {} slots of {} tokens, passes of up to {} rows\n",
-               shape_.records, world_.size(), groups, plan.slots, plan.capacity, plan.max_rows);
+    quadrille::show(
+        stdout,
+        fmt::format("{} records, {} ranks{}, {} slots of {} tokens, passes of up to {} rows\n",
+                    shape_.records, world_.size(), groups, plan.slots, plan.capacity,
+                    plan.max_rows));
 }
 
 Progress GenerateJob::progress(const GroupProgress& all) const {
@@ -308,11 +314,11 @@ void GenerateJob::finish(const EngineStats& stats) {
     const ResultSummary totals = run_files_->finish(facts_);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    fmt::print("{}",
-               summary_table(
-                   totals, run_files_->resumed(),
-                   {.stats = stats, .groups = session_.group_count(), .k = k_, .seconds = seconds},
-                   options_.out));
+    quadrille::show(
+        stdout, summary_table(
+                    totals, run_files_->resumed(),
+                    {.stats = stats, .groups = session_.group_count(), .k = k_, .seconds = seconds},
+                    options_.out));
 }
 
 }  // namespace

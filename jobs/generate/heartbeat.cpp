@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/heartbeat.h"
 
-#include "io/files.h"
+#include "io/output.h"
 #include "jobs/common/provenance.h"
 #include "kernels/error.h"
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-#include <system_error>
 #include <utility>
 
 namespace quadrille {
@@ -18,9 +16,22 @@ constexpr std::chrono::seconds kInterval{10};
 
 }  // namespace
 
-Heartbeat::Heartbeat(std::string file) : file_(std::move(file)) {
+std::filesystem::path Heartbeat::check(const std::string& name,
+                                       std::vector<std::filesystem::path> taken) {
+    if (name.empty()) return {};
+    const auto objection = [](const std::filesystem::path& path) {
+        return not_json(path, "a heartbeat, which is replaced", {"time", "state"});
+    };
+    return output_path(name, {.option = "--heartbeat",
+                              .overwrite = true,
+                              .taken = std::move(taken),
+                              .objection = objection});
+}
+
+Heartbeat::Heartbeat(std::filesystem::path file) : file_(std::move(file)) {
     if (file_.empty()) return;
-    write(nlohmann::ordered_json{{"time", utc_now()}, {"state", "starting"}}.dump() + "\n");
+    replace_file(file_,
+                 nlohmann::ordered_json{{"time", utc_now()}, {"state", "starting"}}.dump() + "\n");
     last_ = Clock::now();
 }
 
@@ -50,22 +61,10 @@ void Heartbeat::beat(const std::string& state, const Progress& progress, Clock::
         object["seconds_left"] =
             seconds * static_cast<double>(progress.total - progress.done) / done;
     try {
-        write(object.dump() + "\n");
+        replace_file(file_, object.dump() + "\n");
     } catch (const Error&) {
         // Better luck next time: a watcher sees the age of the file.
     }
-}
-
-void Heartbeat::write(const std::string& text) const {
-    std::filesystem::path next = file_;
-    next += ".tmp";
-    FileHandle file(next, O_WRONLY | O_CREAT | O_TRUNC);
-    file.write(0, text);
-    file.close();
-    std::error_code error;
-    std::filesystem::rename(next, file_, error);
-    if (error)
-        throw Error(ErrorKind::io, file_.string() + ": cannot be replaced: " + error.message());
 }
 
 }  // namespace quadrille

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -16,9 +17,14 @@ class Heartbeat {
   public:
     using Clock = std::chrono::steady_clock;
 
+    // The file that `name` stands for, "" for none; io/output.h. Only an earlier heartbeat is
+    // replaced. `taken`: the run's inputs and other outputs. Writes nothing.
+    static std::filesystem::path check(const std::string& name,
+                                       std::vector<std::filesystem::path> taken);
+
     // `file` "": does nothing. Error{io} where it cannot be written; later failures are passed
     // over, for nothing depends on the file.
-    explicit Heartbeat(std::string file = "");
+    explicit Heartbeat(std::filesystem::path file = {});
 
     // `state`: "running", "draining", "assembling", "done", "stopped". Rates count from the first
     // call with a number of tokens.
@@ -26,8 +32,6 @@ class Heartbeat {
               Clock::time_point now = Clock::now());
 
   private:
-    void write(const std::string& text) const;
-
     std::filesystem::path file_;
     std::string state_;
     std::optional<Progress> first_;

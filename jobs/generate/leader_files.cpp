@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/leader_files.h"
 
+#include "io/h5/trial.h"
 #include "io/results/run_folder.h"
 #include "kernels/error.h"
 
@@ -20,12 +21,13 @@ RunShape LeaderFiles::claim() {
         if (!error.empty()) throw Error(ErrorKind::input, fmt::format("{} (--strict)", error));
     }
     const bool overwrite = options.output_exists == OutputExists::overwrite;
+    try_files({out_});
+    check_output(options.out, overwrite, other_files(options, options.heartbeat));
     if (options.dry_run) {
-        check_output(options.out, overwrite);
-        check_run(parts_folder(options.out), fingerprint_);
+        check_run(parts_folder(out_), fingerprint_);
         return run;
     }
-    writer_.emplace(ResultOptions{.out = options.out,
+    writer_.emplace(ResultOptions{.out = out_,
                                   .overwrite = overwrite,
                                   .layout = layout(),
                                   .records = source_->keys(),
@@ -43,8 +45,7 @@ RunShape LeaderFiles::claim() {
                 run.run.data());
     if (writer_->restarts() > 0) {
         around_.log.notice(fmt::format("going on with {}: {} of {} records are done",
-                                       parts_folder(options.out).string(), totals_.records,
-                                       run.records));
+                                       parts_folder(out_).string(), totals_.records, run.records));
     }
     return run;
 }

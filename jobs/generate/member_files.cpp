@@ -15,7 +15,7 @@ MemberFiles::MemberFiles(const Around& around, const RunShape& shape)
 
 void MemberFiles::join(int group, std::vector<bool> done) {
     done_ = std::move(done);
-    const std::filesystem::path folder = parts_folder(around_.options.out);
+    const std::filesystem::path folder = parts_folder(out_);
     lock_.emplace(folder, around_.options.locking, RunLock::kPatience, group);
     writer_.emplace(GroupWriter::Options{.folder = folder,
                                          .group = group,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/generate/run_files.h"
 
+#include "io/output.h"
 #include "io/results/run_folder.h"
 #include "io/text/utf8.h"
 #include "jobs/common/model_identity.h"
@@ -13,7 +14,7 @@
 
 namespace quadrille {
 
-RunFiles::RunFiles(const Around& around) : around_(around) {
+RunFiles::RunFiles(const Around& around) : around_(around), out_(follow_links(around.options.out)) {
     const GenerateOptions& options = around_.options;
     if (has_tokenizer(options.target) && text_supported()) {
         tokenizer_ = make_tokenizer(options.target);
@@ -23,6 +24,14 @@ RunFiles::RunFiles(const Around& around) : around_(around) {
     source_.emplace(options, prompt_files_->paths(), options.target, around_.config.vocab_size,
                     tokenizer_.get());
     for (const std::string& notice : source_->notices()) around_.log.notice(notice);
+    prompt_files_->discard();
+}
+
+std::vector<std::filesystem::path> other_files(const GenerateOptions& options,
+                                               const std::string& other) {
+    std::vector<std::filesystem::path> files(options.prompts.begin(), options.prompts.end());
+    if (!other.empty()) files.emplace_back(other);
+    return files;
 }
 
 void RunFiles::set_shape(const RunShape& shape) {
@@ -98,7 +107,6 @@ void RunFiles::commit() {
 }
 
 void RunFiles::save_what_is_there(bool may_commit) {
-    prompt_files_.reset();  // its temporary files would stay
     if (!saving_ && may_commit && has_writer()) commit();
 }
 

@@ -19,6 +19,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -83,6 +84,7 @@ class RunFiles {
     void take_up_kept();
 
     Around around_;
+    std::filesystem::path out_;  // links followed
     std::unique_ptr<Tokenizer> tokenizer_;
     std::optional<PromptFiles> prompt_files_;
     std::optional<RecordSource> source_;
@@ -99,6 +101,10 @@ class RunFiles {
     virtual void commit_part(bool only_if_old) = 0;
     std::string text_of(const Generation& generation) const;
 };
+
+// What an output of the run may not be: its prompt files, and its other output, "" for none.
+std::vector<std::filesystem::path> other_files(const GenerateOptions& options,
+                                               const std::string& other);
 
 // The first field that `there` has otherwise than `here`, both as description() tells them.
 std::string other_field(const std::string& here, const std::string& there);

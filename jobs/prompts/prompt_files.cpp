@@ -2,6 +2,7 @@
 #include "jobs/prompts/prompt_files.h"
 
 #include "io/files.h"
+#include "io/h5/trial.h"
 #include "io/prompts/prompt_lines.h"
 #include "io/prompts/prompt_writer.h"
 #include "io/text/tokenizer.h"
@@ -30,8 +31,13 @@ bool holds_lines(const fs::path& path) {
 }  // namespace
 
 PromptFiles::Scratch::~Scratch() {
+    remove();
+}
+
+void PromptFiles::Scratch::remove() {
     std::error_code ignored;
     if (!folder_.empty()) fs::remove_all(folder_, ignored);
+    folder_.clear();
 }
 
 const fs::path& PromptFiles::Scratch::folder() {
@@ -55,6 +61,10 @@ const fs::path& PromptFiles::Scratch::folder() {
 }
 
 PromptFiles::PromptFiles(const PromptSourceOptions& options, const std::string& target) {
+    std::vector<fs::path> given;
+    for (const std::string& input : options.prompts)
+        if (!holds_lines(input)) given.emplace_back(input);
+    try_files(given);
     for (const std::string& input : options.prompts) {
         paths_.push_back(holds_lines(input) ? pack_lines(input, target) : input);
     }

@@ -20,6 +20,8 @@ class PromptFiles {
 
     const std::vector<std::string>& paths() const { return paths_; }
     const std::vector<std::string>& notices() const { return notices_; }
+    // Removes the temporary files once readers have them open: a process that dies leaves none.
+    void discard() { scratch_.remove(); }
 
   private:
     // A folder of our own, made when first asked for, removed at the end.
@@ -30,6 +32,7 @@ class PromptFiles {
         Scratch(const Scratch&) = delete;
         Scratch& operator=(const Scratch&) = delete;
         const std::filesystem::path& folder();
+        void remove();
 
       private:
         std::filesystem::path folder_;

@@ -145,7 +145,7 @@ OUTPUTS = [
     ("output below a file", generate(out="{h5:good}/out.h5"), 4, "good.h5"),
     ("output below /proc", generate(out="/proc/none/out.h5"), 4, "/proc/none"),
     ("leftover parts", generate(out="{parts}"), 2, "{parts}.parts"),
-    ("output is a folder", generate(out="{tmp}"), 2, "{tmp} is a folder"),
+    ("output is a folder", generate(out="{tmp}"), 2, "--out {tmp} is a folder"),
 ]
 
 # Fine input: exit 0 and the words of the notice.

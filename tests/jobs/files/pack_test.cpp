@@ -233,7 +233,7 @@ TEST_F(Pack, AppliesTheChatTemplate) {
 TEST_F(Pack, LeavesOtherFilesAlone) {
     folder_.write("in.txt", "a\n");
     folder_.write("out.h5", "precious");
-    expect_error(ErrorKind::usage, {"out.h5", "--output-exists overwrite"},
+    expect_error(ErrorKind::usage, {"out.h5 exists and is left as it is", "not an HDF5 file"},
                  [&] { pack(options({"in.txt"})); });
     PackOptions over_input = options({"in.txt"});
     over_input.out = over_input.inputs[0];
@@ -244,7 +244,8 @@ TEST_F(Pack, LeavesOtherFilesAlone) {
     expect_error(ErrorKind::io, {"none/out.h5"}, [&] { pack(missing); });
     PackOptions into_folder = options({"in.txt"});
     into_folder.out = folder_.path().string();
-    expect_error(ErrorKind::io, {folder_.path().string()}, [&] { pack(into_folder); });
+    expect_error(ErrorKind::usage, {folder_.path().string(), "is a folder"},
+                 [&] { pack(into_folder); });
     PackOptions absent = options({"none.txt"});
     absent.out = (folder_ / "other.h5").string();
     expect_error(ErrorKind::io, {"none.txt", "no such file"}, [&] { pack(absent); });
@@ -252,6 +253,11 @@ TEST_F(Pack, LeavesOtherFilesAlone) {
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "precious");
     PackOptions overwrite = options({"in.txt"});
     overwrite.output_exists = OutputExists::overwrite;
+    expect_error(ErrorKind::usage, {"out.h5 exists and is left"}, [&] { pack(overwrite); });
+    std::filesystem::remove(folder_ / "out.h5");
+    pack(options({"in.txt"}));
+    expect_error(ErrorKind::usage, {"out.h5 exists", "--output-exists overwrite"},
+                 [&] { pack(options({"in.txt"})); });
     summary_ = pack(overwrite);
     EXPECT_EQ(read_back().size(), 1u);
 }

@@ -141,9 +141,9 @@ TEST_F(UnpackTest, ChecksEverythingBeforeItWrites) {
     EXPECT_EQ(lines_of(o.out), std::vector<std::string>{"keep"});
     o.output_exists = OutputExists::overwrite;
     o.out = o.inputs[0];
-    expect_error(ErrorKind::usage, {"is an input"}, [&] { run(o); });
+    expect_error(ErrorKind::usage, {"again.h5", "a name of its own"}, [&] { run(o); });
     o.out = folder_.path().string();
-    expect_error(ErrorKind::usage, {"not a regular file"}, [&] { run(o); });
+    expect_error(ErrorKind::usage, {"is a folder"}, [&] { run(o); });
     o.out = (folder_ / "no/such.jsonl").string();
     expect_error(ErrorKind::io, {"no/such.jsonl", "No such file"}, [&] { run(o); });
     o.out = "/dev/full";
