@@ -151,8 +151,8 @@ class Bench:
                  "--k", "0,8", ranks=2)
         self.bad(3, "this drafter does not fit the target", *target, "--draft", self.drafter)
         self.bad(3, self.path("none"), "--target", self.path("none"), ranks=2)
-        self.bad(4, "none/x.tsv: cannot open", *target, *quick, "--append-tsv", self.path("none/x.tsv"))
-        self.bad(4, "none/x.json: cannot be written", *target, *quick, "--json", self.path("none/x.json"))
+        self.bad(4, "none/x.tsv: cannot write in the folder", *target, *quick, "--append-tsv", self.path("none/x.tsv"))
+        self.bad(4, "none/x.json: cannot write in the folder", *target, *quick, "--json", self.path("none/x.json"))
         self.bad(3, "expected a first line of", *target, *quick, "--append-tsv",
                  os.path.join(self.toy, "config.json"), ranks=2)
         self.bad(2, "expected at most 2048 in all", *target, "--prompt-tokens", "2048")
