@@ -141,9 +141,9 @@ RECORDS += [prompts("record-empty", "2 ok, 1 with an error", code=1, more="--fai
 
 OUTPUTS = [
     ("complete output", generate(out="{complete}"), 2, "--output-exists overwrite"),
-    ("output folder missing", generate(out="{tmp}/none/out.h5"), 4, "none"),
-    ("output below a file", generate(out="{h5:good}/out.h5"), 4, "good.h5"),
-    ("output below /proc", generate(out="/proc/none/out.h5"), 4, "/proc/none"),
+    ("output folder missing", generate(out="{tmp}/none/out.h5"), 4, "the folder {tmp}/none: No such"),
+    ("output below a file", generate(out="{h5:good}/out.h5"), 4, "good.h5: Not a directory"),
+    ("output below /proc", generate(out="/proc/none/out.h5"), 4, "the folder /proc/none: "),
     ("leftover parts", generate(out="{parts}"), 2, "{parts}.parts"),
     ("output is a folder", generate(out="{tmp}"), 2, "--out {tmp} is a folder"),
 ]

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import time
 
-MPIRUN, QUADRILLE, DATA = sys.argv[1:4]
+# Whoever runs the tests may ignore it (nohup), which children would inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+MPIRUN, QUADRILLE, DATA = map(os.path.abspath, sys.argv[1:4])
 SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
 RESUMABLE = 75
 LIMIT = 2  # seconds from the signal to the end

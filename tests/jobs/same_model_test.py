@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-MPIRUN, QUADRILLE, DATA = sys.argv[1:4]
+MPIRUN, QUADRILLE, DATA = map(os.path.abspath, sys.argv[1:4])
 MODELS = os.path.join(DATA, "models")
 LIMIT = 10  # seconds within which other files are refused
 
