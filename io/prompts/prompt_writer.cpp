@@ -46,13 +46,21 @@ void PromptColumns::note(const PromptRecord& record) {
 PromptWriter::PromptWriter(const std::filesystem::path& out, const PromptColumns& columns)
     : out_(out), partial_(out.string() + ".partial"), columns_(columns) {
     file_ = h5::File::create(partial_);
-    schema::stamp(*file_, schema::kPrompts);
-    prompts_ = file_->create_group("prompts");
-    create_columns();
+    try {
+        schema::stamp(*file_, schema::kPrompts);
+        prompts_ = file_->create_group("prompts");
+        create_columns();
+    } catch (...) {
+        discard();
+        throw;
+    }
 }
 
 PromptWriter::~PromptWriter() {
-    if (!file_) return;
+    if (file_) discard();
+}
+
+void PromptWriter::discard() noexcept {
     datasets_.clear();
     prompts_.reset();
     file_.reset();

@@ -65,6 +65,7 @@ class PromptWriter {
     int64_t records() const { return records_; }
 
   private:
+    void discard() noexcept;  // the unfinished file
     void create_columns();
     void flush();
     void flush_prompts();
