@@ -71,7 +71,7 @@ std::string RunFiles::text_of(const Generation& generation) const {
 }
 
 void RunFiles::take_up_kept() {
-    kept_ = read_kept(parts_folder(around_.options.out), run_name(fingerprint_));
+    kept_ = read_kept(parts_folder(out_), run_name(fingerprint_));
 }
 
 std::vector<Prompt> RunFiles::read(const RecordQueue::Slice& slice) const {
