@@ -3,6 +3,7 @@
 // bit, for any company, any split over ranks, and experts of different kinds.
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/support/matrices.h"
+#include "tests/support/moe_pass.h"
 #include "tests/support/op_case.h"
 
 #include <gtest/gtest.h>
@@ -172,23 +173,6 @@ std::vector<float> run(cpu::CpuBackend& backend, const Experts& experts, std::sp
     backend.moe(out.view(), in.view(), id.view(), weight.view(), experts.weights);
     EXPECT_TRUE(out.written());
     return out.values();
-}
-
-struct Pass {
-    std::vector<float> x;
-    std::vector<int32_t> ids;
-    std::vector<float> weights;
-};
-
-Pass random_pass(Random& random, int64_t m, int64_t h, int32_t experts, int64_t topk) {
-    Pass pass{random.normals(m * h), {}, random.uniforms(m * topk, 0.1f, 1.0f)};
-    for (int64_t r = 0; r < m; ++r) {
-        const std::vector<int64_t> order = random.permutation(experts);
-        for (int64_t slot = 0; slot < topk; ++slot) {
-            pass.ids.push_back(static_cast<int32_t>(order[static_cast<size_t>(slot)]));
-        }
-    }
-    return pass;
 }
 
 TEST(Moe, IsTheSumInSlotOrderPerSegment) {

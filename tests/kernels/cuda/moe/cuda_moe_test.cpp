@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mixture of experts on a GPU: any routing against the CPU, and the same bits for a row in any
 // company and for any split over ranks.
+#include "tests/support/moe_pass.h"
 #include "tests/support/on_device.h"
 
 #include <gtest/gtest.h>
@@ -49,23 +50,6 @@ struct Experts {
         return part;
     }
 };
-
-struct Pass {
-    std::vector<float> x;
-    std::vector<int32_t> ids;
-    std::vector<float> weights;
-};
-
-Pass random_pass(Random& random, int64_t m, int64_t h, int32_t experts, int64_t topk) {
-    Pass pass{random.normals(m * h), {}, random.uniforms(m * topk, 0.1f, 1.0f)};
-    for (int64_t r = 0; r < m; ++r) {
-        const std::vector<int64_t> order = random.permutation(experts);
-        for (int64_t slot = 0; slot < topk; ++slot) {
-            pass.ids.push_back(static_cast<int32_t>(order[static_cast<size_t>(slot)]));
-        }
-    }
-    return pass;
-}
 
 struct Loading {
     bool host_table = true;
