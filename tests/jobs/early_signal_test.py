@@ -10,18 +10,20 @@ import sys
 import tempfile
 import time
 
+from job_runs import RESUMABLE, expect, run_cases
+
 # Whoever runs the tests may ignore it (nohup), which children would inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 MPIRUN, QUADRILLE, DATA = map(os.path.abspath, sys.argv[1:4])
 SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
-RESUMABLE = 75
 LIMIT = 2  # seconds from the signal to the end
 
 
 class Start:
     """A run that stays in its start-up: a file of its model is a pipe into which nobody writes."""
 
-    def __init__(self, folder, ranks=0, more=(), before=()):
+    def __init__(self, scratch, ranks=0, more=(), before=()):
+        folder = tempfile.mkdtemp(dir=scratch)
         model = os.path.join(folder, "model")
         shutil.copytree(os.path.join(DATA, "models", "demo-full-4bpw"), model)
         os.remove(os.path.join(model, "model.safetensors"))
@@ -65,14 +67,9 @@ class Start:
         expect(seconds < LIMIT, f"took {seconds:.1f} s")
 
 
-def expect(condition, message):
-    if not condition:
-        raise AssertionError(message)
-
-
 def alone(name, delay):
-    def case(folder):
-        run = Start(folder)
+    def case(scratch):
+        run = Start(scratch)
         time.sleep(delay)
         run.process.send_signal(getattr(signal, name))
         run.expect_end(rf"signal {int(getattr(signal, name))} \(.*\)")
@@ -80,32 +77,32 @@ def alone(name, delay):
     return case
 
 
-def a_signal_to_one_rank_ends_all(folder):
-    run = Start(folder, ranks=2)
+def a_signal_to_one_rank_ends_all(scratch):
+    run = Start(scratch, ranks=2)
     pid = run.rank(1, 2)
     time.sleep(1.5)  # into the phases after MPI's start
     os.kill(pid, signal.SIGTERM)
     run.expect_end(r"signal 15 \(Terminated\)")
 
 
-def a_signal_to_mpirun_ends_all(folder):
-    run = Start(folder, ranks=2)
+def a_signal_to_mpirun_ends_all(scratch):
+    run = Start(scratch, ranks=2)
     run.rank(0, 2)
     time.sleep(1.5)
     run.process.send_signal(signal.SIGUSR1)
     run.expect_end(r"signal 10 \(.*\)")
 
 
-def time_counts_while_loading(folder):
+def time_counts_while_loading(scratch):
     start = time.monotonic()
-    run = Start(folder, more=["--max-time", "3", "--grace", "1"])
+    run = Start(scratch, more=["--max-time", "3", "--grace", "1"])
     run.process.wait(timeout=60)
     run.expect_end("--max-time")
     expect(time.monotonic() - start < 2 + LIMIT, "the time was not kept")
 
 
-def a_hangup_that_nohup_ignores_is_ignored(folder):
-    run = Start(folder, before=["nohup"])
+def a_hangup_that_nohup_ignores_is_ignored(scratch):
+    run = Start(scratch, before=["nohup"])
     time.sleep(1)
     run.process.send_signal(signal.SIGHUP)
     time.sleep(1)
@@ -118,19 +115,8 @@ def main():
     cases = [alone(name, delay) for delay in (0.1, 1) for name in SIGNALS]
     cases += [a_signal_to_one_rank_ends_all, a_signal_to_mpirun_ends_all, time_counts_while_loading,
               a_hangup_that_nohup_ignores_is_ignored]
-    print(f"1..{len(cases)}", flush=True)
-    good = True
-    for case in cases:
-        problem = ""
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                case(folder)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                problem, good = str(error), False
-        for line in problem.splitlines():
-            print("# " + line, file=sys.stderr)
-        print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')}", flush=True)
-    return 0 if good else 1
+    with tempfile.TemporaryDirectory() as scratch:
+        return run_cases(cases, scratch, 1)
 
 
 sys.exit(main())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the program for resume_test.py and groups_test.py: started, watched, ended in the middle, compared."""
+"""Runs of the program, started, watched, ended in the middle, compared; cases told as TAP."""
 import argparse
 import concurrent.futures
 import ctypes

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 
+from job_runs import expect, run_cases
+
 MPIRUN, QUADRILLE, DATA = map(os.path.abspath, sys.argv[1:4])
 MODELS = os.path.join(DATA, "models")
 LIMIT = 10  # seconds within which other files are refused
@@ -125,11 +127,6 @@ class Places:
         return done, time.monotonic() - start
 
 
-def expect(condition, message):
-    if not condition:
-        raise AssertionError(message)
-
-
 def refused(done, seconds, field, ranks_there, out):
     expect(done.returncode == 3, f"exit code {done.returncode}, expected 3:\n{done.stderr}")
     expect(done.stderr.count("input error: ranks do not have the same model") == 1, done.stderr)
@@ -184,21 +181,10 @@ def main():
     cases.append(on_ranks(*CHANGES[0], 4, "2", {"(0,1,3)", "(2)"}, ["--tp", "2"]))
     cases += [between_starts(*entry) for entry in CHANGES]
     cases.append(an_unchanged_run_goes_on)
-    print(f"1..{len(cases)}", flush=True)
-    good = True
     with tempfile.TemporaryDirectory() as folder:
         places = Places(folder)
         places.start_and_stop()
-        for case in cases:
-            problem = ""
-            try:
-                case(places)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                problem, good = str(error), False
-            for line in problem.splitlines():
-                print("# " + line, file=sys.stderr)
-            print(f"{'not ok' if problem else 'ok'} - {case.__name__.replace('_', ' ')}", flush=True)
-    return 0 if good else 1
+        return run_cases(cases, places, 1)
 
 
 sys.exit(main())
