@@ -107,6 +107,15 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
     sync_folder(folder_of(to));
 }
 
+void write_durably(const std::filesystem::path& path, std::string_view text) {
+    const std::filesystem::path unfinished = path.string() + ".tmp";
+    FileHandle file(unfinished, O_WRONLY | O_CREAT | O_TRUNC);
+    file.write(0, text);
+    file.close();
+    sync_file(unfinished);
+    rename_durably(unfinished, path);
+}
+
 bool create_folder(const std::filesystem::path& path) {
     if (::mkdir(path.c_str(), 0777) == 0) return true;
     if (errno == EEXIST) return false;

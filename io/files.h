@@ -47,6 +47,8 @@ void sync_file(const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& path);
 // Renames and fsyncs the folder of `to`: after it returns the new name survives a power cut.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
+// Writes `text` to PATH.tmp, syncs it and gives it the name.
+void write_durably(const std::filesystem::path& path, std::string_view text);
 // Makes one folder; its parent must be there. False: it was there already.
 bool create_folder(const std::filesystem::path& path);
 // The folder that holds `path` ("." for a bare name).

@@ -176,7 +176,8 @@ struct Checkpoint::Mapping {
     Mapping& operator=(const Mapping&) = delete;
 
     std::string_view header(const fs::path& file) const;
-    std::vector<Tensor> read_tensors(const fs::path& file) const;
+    std::vector<Tensor> read_tensors(const fs::path& file,
+                                     std::map<std::string, std::string>& metadata) const;
 
     std::span<const std::byte> bytes;  // the whole file
 };
@@ -230,7 +231,8 @@ std::string_view Checkpoint::Mapping::header(const fs::path& file) const {
     return {reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length};
 }
 
-std::vector<Tensor> Checkpoint::Mapping::read_tensors(const fs::path& file) const {
+std::vector<Tensor> Checkpoint::Mapping::read_tensors(
+    const fs::path& file, std::map<std::string, std::string>& metadata) const {
     const std::string_view text = header(file);
     const auto data = bytes.subspan(kLengthBytes + text.size());
     const json document = parse_json(text, file.string() + ": header");
@@ -243,6 +245,7 @@ std::vector<Tensor> Checkpoint::Mapping::read_tensors(const fs::path& file) cons
                  JsonObject(entry, top.place(), tensor).value().items()) {
                 if (!value.is_string())
                     JsonObject(entry, top.place(), tensor).fail(key, "a string");
+                metadata[key] = value.get<std::string>();
             }
             continue;
         }
@@ -290,21 +293,31 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
                         fmt::format("{}: tensor {}: expected in {}, found no such file",
                                     index.string(), expected.front(), shard));
         }
-        mappings_.push_back(std::make_unique<Mapping>(file));
-        files_.push_back(file);
-        for (Tensor& tensor : mappings_.back()->read_tensors(file)) {
-            tensor.file = files_.size() - 1;
-            const auto [at, inserted] = tensors_.try_emplace(tensor.name, std::move(tensor));
-            if (!inserted) {
-                bad_tensor(file, at->first,
-                           fmt::format("also in {}", files_[at->second.file].string()));
-            }
-        }
+        add_file(file);
         for (const std::string& name : expected) {
             const Tensor* found = find(name);
             if (found && found->file == files_.size() - 1) continue;
             throw Error(ErrorKind::input, fmt::format("{}: tensor {}: expected in {}, not there",
                                                       index.string(), name, shard));
+        }
+    }
+}
+
+Checkpoint::Checkpoint(const fs::path& folder, const std::vector<std::string>& files)
+    : folder_(folder) {
+    for (const std::string& file : files) add_file(folder / file);
+}
+
+void Checkpoint::add_file(const fs::path& file) {
+    mappings_.push_back(std::make_unique<Mapping>(file));
+    files_.push_back(file);
+    metadata_.emplace_back();
+    for (Tensor& tensor : mappings_.back()->read_tensors(file, metadata_.back())) {
+        tensor.file = files_.size() - 1;
+        const auto [at, inserted] = tensors_.try_emplace(tensor.name, std::move(tensor));
+        if (!inserted) {
+            bad_tensor(file, at->first,
+                       fmt::format("also in {}", files_[at->second.file].string()));
         }
     }
 }
@@ -340,11 +353,14 @@ int64_t find_non_finite(const std::byte* data, Dtype dtype, int64_t count) {
 void Checkpoint::check_finite(const Tensor& tensor, int64_t first, int64_t count) const {
     const std::byte* data = tensor.bytes.data() + first * size_of(tensor.dtype);
     const int64_t at = find_non_finite(data, tensor.dtype, count);
-    if (at < 0) return;
+    if (at >= 0) refuse_non_finite(tensor, first + at);
+}
+
+void Checkpoint::refuse_non_finite(const Tensor& tensor, int64_t element) const {
     throw Error(ErrorKind::input,
                 fmt::format("{}: tensor {}: expected finite values, found infinity or NaN at "
                             "element {} of {}",
-                            folder_.string(), tensor.name, first + at, tensor.describe()));
+                            folder_.string(), tensor.name, element, tensor.describe()));
 }
 
 std::string Checkpoint::digest() const {

@@ -36,6 +36,8 @@ class Checkpoint {
   public:
     // Throws Error{input} naming file, tensor, expected and found; Error{io} where reading fails.
     explicit Checkpoint(const std::filesystem::path& folder);
+    // Only these files of the folder, as tensors of one checkpoint.
+    Checkpoint(const std::filesystem::path& folder, const std::vector<std::string>& files);
     ~Checkpoint();
     Checkpoint(Checkpoint&&) noexcept;
     Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -48,17 +50,26 @@ class Checkpoint {
     // Elements first, first + 1, …: Error{input} naming folder, tensor and element where one of
     // `count` is infinite or NaN.
     void check_finite(const Tensor& tensor, int64_t first, int64_t count) const;
+    // Throws Error{input} naming folder, tensor and element.
+    [[noreturn]] void refuse_non_finite(const Tensor& tensor, int64_t element) const;
     const std::map<std::string, Tensor>& tensors() const { return tensors_; }
     const std::vector<std::filesystem::path>& files() const { return files_; }
     const std::filesystem::path& folder() const { return folder_; }
+    // __metadata__ of files()[file].
+    const std::map<std::string, std::string>& metadata(size_t file) const {
+        return metadata_.at(file);
+    }
     // Hex digest of every header and file size and of the first 4 KiB of each tensor: names a
     // checkpoint in provenance and fingerprints. Not cryptographic; hundreds of GB are not read.
     std::string digest() const;
 
   private:
     struct Mapping;
+    void add_file(const std::filesystem::path& file);
+
     std::filesystem::path folder_;
     std::vector<std::filesystem::path> files_;
+    std::vector<std::map<std::string, std::string>> metadata_;
     std::vector<std::unique_ptr<Mapping>> mappings_;
     std::map<std::string, Tensor> tensors_;
 };

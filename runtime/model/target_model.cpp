@@ -20,14 +20,11 @@ TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& positio
       limits_(limits),
       tap_layers_(std::move(taps)),
       loader_(backend, checkpoint),
+      hyper_(backend, config, limits.max_rows),
       reduce_(backend, comm, limits.max_rows, config.hidden_size),
       kda_scratch_(backend, config, plan_, limits.max_rows),
       mla_scratch_(backend, config, plan_, limits.max_rows),
       ffn_scratch_(backend, config, plan_, limits.max_rows) {
-    hyper_ = {.streams = static_cast<int32_t>(config.hc_mult),
-              .sinkhorn_iterations = static_cast<int32_t>(config.hc_sinkhorn_iters),
-              .sinkhorn_eps = static_cast<float>(config.hc_eps),
-              .norm_eps = static_cast<float>(config.rms_norm_eps)};
     const std::string prefix = text_prefix(checkpoint);
     const int64_t hidden = config.hidden_size;
     embedding_ = loader_.matrix(prefix + "embed_tokens", config.vocab_size, hidden);
@@ -41,10 +38,6 @@ TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& positio
     const int64_t logit_rows = std::min<int64_t>(rows, int64_t{limits.slots} * limits.max_block);
     const int64_t streams = config.hc_mult;
     streams_ = Array<float>(backend, rows, streams * hidden);
-    pre_ = Array<float>(backend, rows, streams);
-    post_ = Array<float>(backend, rows, streams);
-    mix_ = Array<float>(backend, rows, streams * streams);
-    in_ = Array<float>(backend, rows, hidden);
     partial_ = Array<float>(backend, rows, hidden);
     sum_ = Array<float>(backend, rows, hidden);
     mean_ = Array<float>(backend, rows, hidden);
@@ -53,21 +46,10 @@ TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& positio
     logits_ = Array<float>(backend, logit_rows, plan_.vocab.size());
 }
 
-TargetModel::HyperSite TargetModel::load_site(const std::string& prefix, const std::string& site,
-                                              const std::string& norm) {
-    const int64_t streams = config_.hc_mult;
-    const int64_t gates = (2 + streams) * streams;
-    const std::string base = prefix + "hc_" + site;
-    return {.fn = loader_.matrix(base + "_fn", gates, streams * config_.hidden_size),
-            .base = loader_.vector(base + "_base", gates),
-            .scale = loader_.vector(base + "_scale", 3),
-            .norm = loader_.vector(prefix + norm + ".weight", config_.hidden_size)};
-}
-
 TargetModel::Layer TargetModel::load_layer(int64_t index, const std::string& prefix) {
     Layer layer;
-    layer.attention_site = load_site(prefix, "attn", "input_layernorm");
-    layer.ffn_site = load_site(prefix, "ffn", "post_attention_layernorm");
+    layer.attention_site = load_site(loader_, config_, prefix, SiteKind::attention);
+    layer.ffn_site = load_site(loader_, config_, prefix, SiteKind::ffn);
     const auto at = static_cast<size_t>(index);
     if (config_.attention[at] == AttentionKind::kda) {
         layer.kda.emplace(backend_, loader_, prefix + "self_attn.", config_, plan_, limits_.slots,
@@ -80,17 +62,10 @@ TargetModel::Layer TargetModel::load_layer(int64_t index, const std::string& pre
     return layer;
 }
 
-void TargetModel::enter(const HyperSite& site, int64_t m) {
-    backend_.hyper_weights(pre_.first(m), post_.first(m), mix_.first(m), streams_.first(m), site.fn,
-                           site.base, site.scale, hyper_);
-    backend_.hyper_in(in_.first(m), streams_.first(m), pre_.first(m));
-    backend_.rms_norm(in_.first(m), in_.first(m), site.norm, hyper_.norm_eps);
-}
-
 void TargetModel::leave(int64_t m) {
     position_.op("sum over ranks");
     reduce_.sum(sum_.first(m), partial_.first(m));
-    backend_.hyper_out(streams_.first(m), sum_.first(m), post_.first(m), mix_.first(m));
+    hyper_.leave(streams_.first(m), sum_.first(m));
 }
 
 View<const float> TargetModel::forward(const PassInputs& pass) {
@@ -99,45 +74,45 @@ View<const float> TargetModel::forward(const PassInputs& pass) {
     rows_ = m;
     logit_count_ = pass.logit_count;
     position_.op("embed");
-    backend_.embed(streams_.first(m), pass.tokens, embedding_, hyper_.streams);
+    backend_.embed(streams_.first(m), pass.tokens, embedding_, hyper_.params().streams);
     size_t tap = 0;
     for (size_t l = 0; l < layers_.size(); ++l) {
         const Layer& layer = layers_[l];
         position_.layer(static_cast<int32_t>(l));
         position_.op(layer.kda ? "kda" : "mla");
-        enter(layer.attention_site, m);
+        View<const float> in = hyper_.enter(layer.attention_site, streams_.first(m));
         if (layer.kda) {
-            layer.kda->forward(partial_.first(m), in_.first(m), rows, kda_scratch_);
+            layer.kda->forward(partial_.first(m), in, rows, kda_scratch_);
         } else {
-            layer.mla->forward(partial_.first(m), in_.first(m), rows, mla_scratch_);
+            layer.mla->forward(partial_.first(m), in, rows, mla_scratch_);
         }
         leave(m);
         position_.op("ffn");
-        enter(layer.ffn_site, m);
-        layer.ffn->forward(partial_.first(m), in_.first(m), rows, ffn_scratch_);
+        in = hyper_.enter(layer.ffn_site, streams_.first(m));
+        layer.ffn->forward(partial_.first(m), in, rows, ffn_scratch_);
         leave(m);
         if (tap < tap_layers_.size() && tap_layers_[tap] == static_cast<int64_t>(l)) {
             const int64_t column = static_cast<int64_t>(tap++) * config_.hidden_size;
             backend_.stream_mean(taps_out_.first(m).slice_cols(column, config_.hidden_size),
-                                 streams_.first(m), hyper_.streams);
+                                 streams_.first(m), hyper_.params().streams);
         }
     }
     position_.layer(-1);
     position_.op("head");
     const View<float> logits = logits_.first(logit_count_);
     if (logit_count_ == 0) return logits;
-    backend_.stream_mean(mean_.first(m), streams_.first(m), hyper_.streams);
+    backend_.stream_mean(mean_.first(m), streams_.first(m), hyper_.params().streams);
     const View<float> hidden = hidden_.first(logit_count_);
     backend_.copy_rows(hidden, mean_.first(m), pass.logit_rows);
-    backend_.rms_norm(hidden, hidden, final_norm_, hyper_.norm_eps);
+    backend_.rms_norm(hidden, hidden, final_norm_, hyper_.params().norm_eps);
     backend_.linear(logits, hidden, head_);
     return logits;
 }
 
 void TargetModel::final_hidden(View<float> out, int64_t first) const {
     const View<const float> rows = streams_.first(rows_).slice_rows(first, out.rows);
-    backend_.stream_mean(out, rows, hyper_.streams);
-    backend_.rms_norm(out, out, final_norm_, hyper_.norm_eps);
+    backend_.stream_mean(out, rows, hyper_.params().streams);
+    backend_.rms_norm(out, out, final_norm_, hyper_.params().norm_eps);
 }
 
 void TargetModel::flush(int32_t slot, int32_t pending, bool fresh) const {

@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
 #include "runtime/model/ffn_layer.h"
+#include "runtime/model/hyper_site.h"
 #include "runtime/model/kda_layer.h"
 #include "runtime/model/mla_layer.h"
 #include "runtime/model/shard.h"
@@ -73,12 +74,6 @@ class TargetModel {
     std::string skipped_tensors() const;
 
   private:
-    struct HyperSite {
-        Matrix fn;
-        const float* base = nullptr;
-        const float* scale = nullptr;
-        const float* norm = nullptr;  // of the sublayer's input
-    };
     struct Layer {
         HyperSite attention_site, ffn_site;
         std::optional<KdaLayer> kda;
@@ -86,10 +81,6 @@ class TargetModel {
         std::optional<FfnLayer> ffn;
     };
     Layer load_layer(int64_t index, const std::string& prefix);
-    HyperSite load_site(const std::string& prefix, const std::string& site,
-                        const std::string& norm);
-    // in_ = normed input of a sublayer; pre, post and mix of its site.
-    void enter(const HyperSite& site, int64_t m);
     // streams updated with the sum over ranks of partial_.
     void leave(int64_t m);
 
@@ -103,12 +94,12 @@ class TargetModel {
     Matrix embedding_, head_;
     const float* final_norm_ = nullptr;
     std::vector<Layer> layers_;
-    HyperParams hyper_;
+    HyperPass hyper_;
     TreeReduce reduce_;
     KdaScratch kda_scratch_;
     MlaScratch mla_scratch_;
     FfnScratch ffn_scratch_;
-    Array<float> streams_, pre_, post_, mix_, in_, partial_, sum_, mean_;
+    Array<float> streams_, partial_, sum_, mean_;
     Array<float> taps_out_, hidden_, logits_;
     int64_t rows_ = 0;
     int64_t logit_count_ = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/model/weights.h"
 
+#include "io/checkpoint/fp8.h"
 #include "io/checkpoint/module_names.h"
 #include "kernels/error.h"
 
@@ -165,6 +166,7 @@ Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k,
     const TensorPart part = form == StoredAs::bare ? TensorPart::bare : TensorPart::weight;
     const Tensor& tensor = need(tensor_name(module, part),
                                 fmt::format("[{}, {}] or an EXL3 trellis of that size", n, k));
+    if (tensor.dtype == Dtype::f8_e4m3) return load_fp8(module, tensor, n, k, slice);
     return load_native(tensor, n, k, slice);
 }
 
@@ -222,6 +224,33 @@ Matrix WeightLoader::load_native(const Tensor& tensor, int64_t n, int64_t k,
             checkpoint_.check_finite(tensor, row * k + slice.cols.begin, matrix.k);
             const std::byte* from = tensor.bytes.data() + (row * k + slice.cols.begin) * size;
             staged.insert(staged.end(), from, from + matrix.k * size);
+        }
+    }
+    matrix.weights = store(staged);
+    return matrix;
+}
+
+// FP8 times its scales, rounded to bf16: what the release's own loaders compute with.
+Matrix WeightLoader::load_fp8(const std::string& module, const Tensor& tensor, int64_t n, int64_t k,
+                              const MatrixSlice& slice) {
+    const Fp8Weight weight = find_fp8(checkpoint_, module, tensor, n, k);
+    used_.insert(weight.scales->name);
+    Matrix matrix;
+    matrix.n = slice.n();
+    matrix.k = slice.k();
+    matrix.dtype = Dtype::bf16;
+    matrix.segments = slice.segments;
+    matrix.segment = slice.segment;
+    std::vector<float> values(static_cast<size_t>(matrix.k));
+    std::vector<BF16> staged;
+    staged.reserve(static_cast<size_t>(matrix.n * matrix.k));
+    for (const Range& rows : slice.rows) {
+        for (int64_t row = rows.begin; row < rows.end; ++row) {
+            read_fp8(weight, row, slice.cols.begin, values);
+            const int64_t bad =
+                find_non_finite(std::as_bytes(std::span(values)).data(), Dtype::f32, matrix.k);
+            if (bad >= 0) checkpoint_.refuse_non_finite(tensor, row * k + slice.cols.begin + bad);
+            for (const float value : values) staged.push_back(to_bf16(value));
         }
     }
     matrix.weights = store(staged);

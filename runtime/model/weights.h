@@ -61,6 +61,8 @@ class WeightLoader {
     template <class T>
     const T* store(const std::vector<T>& values);
     Matrix load_native(const Tensor& tensor, int64_t n, int64_t k, const MatrixSlice& slice);
+    Matrix load_fp8(const std::string& module, const Tensor& tensor, int64_t n, int64_t k,
+                    const MatrixSlice& slice);
     Exl3Matrix read_packed(const std::string& module, int64_t n, int64_t k,
                            const MatrixSlice& slice);
     const float* bias_of(const std::string& module, int64_t n, int64_t k, const MatrixSlice& slice);

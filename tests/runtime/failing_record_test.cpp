@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A record whose logits are no numbers: its own error says where, and its company keeps every bit,
 // whatever K, batch and order are.
-#include "tests/support/forward_backend.h"
+#include "kernels/forward_backend.h"
 #include "tests/support/model_case.h"
 #include "tests/support/mpi_main.h"
 #include "tests/support/watched_drafter.h"

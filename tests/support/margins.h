@@ -3,7 +3,7 @@
 // a margin near zero tells a coin that fell on its other side from a wrong sum.
 #pragma once
 
-#include "tests/support/forward_backend.h"
+#include "kernels/forward_backend.h"
 
 #include <cstdint>
 #include <limits>

@@ -4,8 +4,8 @@
 // several. Recording is played by a backend that keeps the work itself; a GPU has the real one.
 #include "runtime/device_step.h"
 
+#include "kernels/forward_backend.h"
 #include "tests/support/draft_case.h"
-#include "tests/support/forward_backend.h"
 #include "tests/support/mpi_main.h"
 
 #include <gtest/gtest.h>

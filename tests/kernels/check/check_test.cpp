@@ -3,8 +3,8 @@
 // equal; each planted fault is found in the op that makes it, and named.
 #include "kernels/buffer.h"
 #include "kernels/check/check_backend.h"
+#include "kernels/forward_backend.h"
 #include "tests/support/expect_error.h"
-#include "tests/support/forward_backend.h"
 #include "tests/support/op_case.h"
 
 #include <gtest/gtest.h>

@@ -108,6 +108,30 @@ TEST(WeightLoader, RefusesWeightsThatAreNotFiniteByNameAndElement) {
     }
 }
 
+TEST(WeightLoader, PlacesFp8WeightsTimesTheirScales) {
+    const std::vector<float> scales = {0.5f, 2.0f, 3.0f, 0.25f};
+    const StoredModules stored(
+        {{"a.weight", "F8_E4M3", {256, 200}, std::string(256 * 200, '\x3c')},  // 1.5
+         {"a.weight_scale_inv",
+          "F32",
+          {2, 2},
+          {reinterpret_cast<const char*>(scales.data()), scales.size() * sizeof(float)}}});
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    WeightLoader loader(*backend, stored.checkpoint());
+    const Matrix matrix = loader.matrix(
+        "a", 256, 200,
+        {.rows = {{120, 136}}, .cols = {100, 200}, .segments = 1, .segment = {0, 100}});
+    ASSERT_EQ(matrix.dtype, Dtype::bf16);
+    const auto at = [&](int64_t row, int64_t col) {
+        return to_float(static_cast<const BF16*>(matrix.weights)[row * 100 + col]);
+    };
+    EXPECT_EQ(at(0, 0), 0.75f);
+    EXPECT_EQ(at(7, 28), 3.0f);
+    EXPECT_EQ(at(8, 27), 4.5f);
+    EXPECT_EQ(at(15, 99), 0.375f);
+    EXPECT_EQ(loader.unused(), std::vector<std::string>{});
+}
+
 TEST(WeightLoader, TakesTheLargestFiniteWeights) {
     const std::unique_ptr<Backend> backend = make_backend("cpu");
     const StoredModules stored({with_value(zeros("b", "BF16", {3}), 0, 0x7f7f),

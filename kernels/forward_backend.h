@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend that passes everything on to another one, for tests to break or to watch one op.
+// A backend that passes everything on to another one, for those that watch or break single ops.
 #pragma once
 
 #include "kernels/backend.h"
@@ -10,17 +10,19 @@
 #include <utility>
 #include <vector>
 
-namespace quadrille::test {
+namespace quadrille {
 
 class ForwardBackend : public Backend {
   public:
-    explicit ForwardBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
-    Backend& inner() { return *inner_; }
+    explicit ForwardBackend(std::unique_ptr<Backend> inner)
+        : owned_(std::move(inner)), inner_(*owned_) {}
+    explicit ForwardBackend(Backend& inner) : inner_(inner) {}  // which outlives this
+    Backend& inner() { return inner_; }
 
-    std::string name() const override { return inner_->name(); }
-    std::string device() const override { return inner_->device(); }
-    std::vector<std::string> libraries() const override { return inner_->libraries(); }
-    bool on_host() const override { return inner_->on_host(); }
+    std::string name() const override { return inner_.name(); }
+    std::string device() const override { return inner_.device(); }
+    std::vector<std::string> libraries() const override { return inner_.libraries(); }
+    bool on_host() const override { return inner_.on_host(); }
 
     void* allocate(int64_t bytes) override { return inner().allocate(bytes); }
     void release(void* pointer) noexcept override { inner().release(pointer); }
@@ -44,7 +46,8 @@ class ForwardBackend : public Backend {
 #undef QUADRILLE_OP
 
   private:
-    std::unique_ptr<Backend> inner_;
+    std::unique_ptr<Backend> owned_;
+    Backend& inner_;
 };
 
-}  // namespace quadrille::test
+}  // namespace quadrille
