@@ -17,6 +17,12 @@ inline constexpr double kGoldenTrace = 1e-4;
 // EXL3 products against the exact product: root mean square of the error over that of the product.
 inline constexpr double kExl3RelativeRms = 1e-6;
 
+// Proxy errors of our quantizer over those of the reference's: mean and worst over the golden
+// matrices; over matrices drawn as those of its published errors were.
+inline constexpr double kQuantizerMeanRatio = 1.00;
+inline constexpr double kQuantizerWorstRatio = 1.02;
+inline constexpr double kQuantizerAnchorRatio = 1.01;
+
 // A GPU's ops against the CPU's: kernels/check/tolerance.h.
 using check::kGpuBf16RelativeRms;
 using check::kGpuExl3RelativeRms;

@@ -18,6 +18,7 @@ USES = {
     "kernels/cuda/mla": ["kernels", "kernels/cuda", "kernels/cuda/native"],  # its tiles
     "kernels/cuda/moe": ["kernels", "kernels/cuda", "kernels/cuda/exl3", "kernels/cuda/native"],
     "kernels/check": ["kernels"],
+    "kernels/quantize": ["kernels"],
     "io/h5": ["io"],
     "io/text": ["io"],
     "io/checkpoint": ["io", "io/text"],
@@ -37,6 +38,7 @@ USES = {
 # Files that put the rooms beside and below them together; they may use all of them.
 ASSEMBLE = [
     r"kernels/backend\.cpp",
+    r"kernels/trellis_encoder\.cpp",
     r"kernels/cuda/(cuda_backend|products|machine_rates|workspace|launch)\.\w+",
     r"jobs/common/provenance\.(h|cpp)",  # writes down the options of generate
     r"jobs/options/parser\.cpp",  # prints the version, which is provenance too
