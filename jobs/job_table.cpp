@@ -3,6 +3,7 @@
 
 #include "jobs/bench/bench.h"
 #include "jobs/files/inspect.h"
+#include "jobs/files/merge.h"
 #include "jobs/files/pack.h"
 #include "jobs/files/unpack.h"
 #include "jobs/generate/generate.h"
@@ -16,6 +17,7 @@ std::vector<JobRow> job_table() {
         alone("inspect", "Say what is in a file or a checkpoint.", run_inspect),
         alone("pack", "Write text or JSON lines as a prompts file.", run_pack),
         alone("unpack", "Write generations as JSON lines.", run_unpack),
+        alone("merge", "Make one generations file of those of all shards.", run_merge),
     };
 }
 

@@ -70,13 +70,13 @@ void broadcast(Communicator& world, std::vector<std::string>& words) {
 int start_ranks(Invocation invocation, std::span<const JobRow> table, StopSignals& signals,
                 Clock::time_point begin) {
     std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more is no reason to end
+    const Error apart(ErrorKind::usage,
+                      "expected the ranks of one job, found several tasks that MPI sees one by "
+                      "one: srun needs --mpi=pmix");
+    if (launched_without_pmi()) return report(apart);
     const Launcher launcher;
     MpiSession session;
-    if (session.size() == 1 && launched_with_others()) {
-        return report(Error(ErrorKind::usage,
-                            "expected the ranks of one job, found several tasks that MPI sees one "
-                            "by one: srun needs --mpi=pmix"));
-    }
+    if (session.size() == 1 && launched_with_others()) return report(apart);
     try {
         broadcast(session.world(), invocation.arguments);
         broadcast(session.world(), invocation.environment);

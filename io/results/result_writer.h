@@ -7,6 +7,7 @@
 
 #include "io/h5/h5.h"
 #include "io/records.h"
+#include "io/results/assembly.h"
 #include "io/results/generation_table.h"
 #include "io/results/group_writer.h"
 #include "io/results/result_files.h"
@@ -37,24 +38,6 @@ struct ResultOptions {
 
 // Keys of `count` records of one prompt file, one sample each.
 std::vector<RecordKey> first_records(int64_t count);
-
-struct ResultSummary {
-    int64_t records = 0;
-    int64_t errors = 0;  // records with status error
-    int64_t tokens = 0;
-    int64_t steps = 0;
-    int64_t drafted = 0;
-    int64_t accepted = 0;
-    int64_t emitted = 0;
-    std::vector<int64_t> by_position;  // (K)
-    std::vector<int64_t> histogram;    // (K + 1)
-
-    void add(const Generation& generation);
-    // NaN when there were no steps.
-    double accepted_per_step() const;
-    double emitted_per_step() const;
-    double accept_length() const { return 1.0 + accepted_per_step(); }
-};
 
 class ResultWriter {
   public:
@@ -93,27 +76,10 @@ class ResultWriter {
     ResultSummary finish(const h5::Attributes& provenance);
 
   private:
-    struct Place {
-        int32_t part = -1;
-        int32_t row = -1;
-    };
-    // The place of each record, and the bounds of its tokens and trace steps in the whole file.
-    struct Index {
-        std::vector<Place> places;
-        std::vector<int64_t> offsets;
-        std::vector<int64_t> trace_offsets;
-    };
-
-    std::optional<size_t> find_row(const RecordKey& key) const;
     size_t row_of(const RecordKey& key) const;  // Error{internal} for a record not of the run
     void take_up_parts();
     void take_up(const std::filesystem::path& path);
     std::vector<std::filesystem::path> all_parts() const;
-    Index index_parts(const std::vector<std::filesystem::path>& parts) const;
-    ResultSummary assemble(const std::filesystem::path& whole, const h5::Attributes& provenance);
-    void copy_part(const std::filesystem::path& path, int32_t part,
-                   const std::vector<Place>& places, GenerationTable& table,
-                   ResultSummary& summary) const;
 
     ResultOptions options_;
     std::optional<RunFolder> folder_;

@@ -5,6 +5,7 @@
 #include "io/files.h"
 #include "io/h5/schema.h"
 #include "io/h5/seal.h"
+#include "io/results/generation_reader.h"
 #include "io/results/result_files.h"
 #include "kernels/error.h"
 
@@ -162,6 +163,25 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
         tidy();
         throw;
     }
+}
+
+int64_t check_result(const fs::path& out, const h5::Attributes& fingerprint) {
+    const GenerationReader results(out, schema::kGenerations);
+    h5::Attributes then;
+    if (results.file().has_group("provenance")) {
+        then = results.file().group("provenance").attributes();
+        std::erase_if(then, [&](const auto& field) { return !fingerprint.contains(field.first); });
+    }
+    const std::string differing =
+        then.empty() ? "it does not say how it was made" : difference(then, fingerprint);
+    if (!results.is_complete() || !differing.empty())
+        throw Error(
+            ErrorKind::usage,
+            fmt::format("--output-exists skip: {} holds results of another run: {}", out.string(),
+                        results.is_complete() ? differing : "it is not complete"));
+    const auto errors = results.file().attribute(schema::kErrorsAttribute);
+    const auto* count = errors ? std::get_if<int64_t>(&*errors) : nullptr;
+    return count == nullptr ? 0 : *count;
 }
 
 RunFolder::~RunFolder() {

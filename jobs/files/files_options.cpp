@@ -48,6 +48,13 @@ void add_flags(CLI::App& app, UnpackOptions& options) {
     add_output_exists(app, options.output_exists);
 }
 
+void add_flags(CLI::App& app, MergeOptions& options) {
+    add_paths(app, "inputs", options.inputs, "a file", "generations of all shards, HDF5",
+              "FILE...");
+    add_text(app, "--out", options.out, "an output file", "generations, HDF5", "FILE");
+    add_output_exists(app, options.output_exists);
+}
+
 void finish(InspectOptions& options, const Invocation& /*invocation*/) {
     need(!options.paths.empty(), "inspect", "at least one file or folder");
 }
@@ -59,6 +66,11 @@ void finish(PackOptions& options, const Invocation& /*invocation*/) {
 
 void finish(UnpackOptions& options, const Invocation& /*invocation*/) {
     need(!options.inputs.empty(), "unpack", "at least one generations file");
+}
+
+void finish(MergeOptions& options, const Invocation& /*invocation*/) {
+    need(!options.inputs.empty(), "merge", "the generations files of all shards");
+    need(!options.out.empty(), "--out", "an output file");
 }
 
 }  // namespace quadrille

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What inspect, pack and unpack are asked to do, and their flags.
+// What inspect, pack, unpack and merge are asked to do, and their flags.
 #pragma once
 
 #include "jobs/options/job.h"
@@ -34,12 +34,20 @@ struct UnpackOptions {
     OutputExists output_exists = OutputExists::fail;
 };
 
+struct MergeOptions {
+    std::vector<std::string> inputs;  // generations.h5 of every shard
+    std::string out;                  // generations.h5
+    OutputExists output_exists = OutputExists::fail;
+};
+
 void add_flags(CLI::App& app, InspectOptions& options);
 void add_flags(CLI::App& app, PackOptions& options);
 void add_flags(CLI::App& app, UnpackOptions& options);
+void add_flags(CLI::App& app, MergeOptions& options);
 
 void finish(InspectOptions& options, const Invocation& invocation);
 void finish(PackOptions& options, const Invocation& invocation);
 void finish(UnpackOptions& options, const Invocation& invocation);
+void finish(MergeOptions& options, const Invocation& invocation);
 
 }  // namespace quadrille

@@ -52,8 +52,13 @@ class GenerateJob {
     void load_model();
     ModelLimits limits() const;
     void show_plan();
+    int skip() const;
     void check_launcher() const;
 
+    // The exit code of a run that is done.
+    int exit_code(int64_t errors) const {
+        return options_.fail_on_error && errors > 0 ? kRecordErrors : kSuccess;
+    }
     int run_steps();
     void show(const GroupProgress& all, Stop stop);
     int end(const EngineStats& stats, Stop stop);
@@ -100,6 +105,7 @@ int GenerateJob::run() {
         });
     }
     session_.start_up([this] { start_up(); });
+    if (shape_.skipped) return skip();
     if (options_.dry_run) {
         if (session_.leads_run()) show_plan();
         return kSuccess;
@@ -117,7 +123,7 @@ void GenerateJob::start_up() {
     session_.read_checkpoint(k_);
     agree(world_, "accept rule", [&] { check_accept_rule(); });
     open_files();
-    if (options_.dry_run || shape_.remaining == 0) return;
+    if (options_.dry_run || shape_.skipped || shape_.remaining == 0) return;
     if (several()) make_board();
     agree(world_, "tokenizer", [&] {  // every rank looks for stop strings
         if (shape_.stop_text && !session_.leads()) tokenizer_ = make_tokenizer(options_.target);
@@ -154,7 +160,7 @@ void GenerateJob::open_files() {
         if (!options_.dry_run) heartbeat_ = Heartbeat(heartbeat);
     });
     world_.broadcast_host(&shape_, sizeof shape_, 0);
-    if (!several()) return;
+    if (!several() || shape_.skipped) return;
     agree(world_, "files of groups", [&] {
         if (!session_.leads() || session_.leads_run()) return;
         files_ = &group_files_.emplace(around, shape_);
@@ -227,6 +233,16 @@ void GenerateJob::show_plan() {
         fmt::format("{} records, {} ranks{}, {} slots of {} tokens, passes of up to {} rows\n",
                     shape_.records, world_.size(), groups, plan.slots, plan.capacity,
                     plan.max_rows));
+}
+
+// OUT is what this run would make.
+int GenerateJob::skip() const {
+    if (session_.leads_run()) {
+        quadrille::show(stdout,
+                        fmt::format("{}: complete, {} records of this run; nothing is left to do\n",
+                                    options_.out, shape_.records));
+    }
+    return exit_code(shape_.errors);
 }
 
 Progress GenerateJob::progress(const GroupProgress& all) const {
@@ -304,8 +320,7 @@ int GenerateJob::end(const EngineStats& stats, Stop stop) {
             heartbeat_.beat("done", progress(run.done));
         }
     }
-    if (run.resumable()) return kResumable;
-    return options_.fail_on_error && run.errors > 0 ? kRecordErrors : kSuccess;
+    return run.resumable() ? kResumable : exit_code(run.errors);
 }
 
 void GenerateJob::finish(const EngineStats& stats) {

@@ -8,11 +8,34 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+
 namespace quadrille {
 
 namespace {
 
-constexpr int64_t kShortestWatch = 4;  // of Watchdog
+constexpr int64_t kShortestWatch = 4;    // of Watchdog
+constexpr const char* kSlurm = "slurm";  // of --max-time
+constexpr int64_t kUntilJobEnds = -1;
+constexpr int64_t kBeforeJobEnds = 15;  // seconds for the last commit and the end of all ranks
+
+// Seconds that a run may take in a Slurm job which ends at `end` (Unix time, of Slurm).
+int64_t time_until(const std::string& end) {
+    const std::optional<int64_t> at = parse_integer(end);
+    if (!at) {
+        fail_usage(
+            fmt::format("--max-time slurm: expected the job's end in {}, found {} (Slurm sets it "
+                        "from 23.02 on; "
+                        "the scripts of jobs/slurm/ ask squeue)",
+                        kSlurmEnd, end.empty() ? "nothing" : fmt::format("'{}'", end)));
+    }
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const int64_t seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+    return std::max<int64_t>(1, *at - seconds - kBeforeJobEnds);
+}
 
 void add_records(CLI::App& app, GenerateOptions& options) {
     const std::string records = "Records";
@@ -63,8 +86,15 @@ void add_running(CLI::App& app, GenerateOptions& options) {
                        .backend = "auto, cpu, cuda or check [auto]",
                        .backends = {"auto", "cpu", "cuda", "check"}},
                       running);
-    add_output_exists(app, options.output_exists)->group(running);
-    add_time(app, "--max-time", options.max_time, 1, "end within this time, resumable (exit 75)")
+    add_output_exists(app, options.output_exists, true)->group(running);
+    app.add_option_function<std::string>(
+           "--max-time",
+           [&options](const std::string& text) {
+               options.max_time = text == kSlurm ? kUntilJobEnds : *parse_time(text);
+           },
+           "end within this time, resumable (exit 75); slurm: the job's")
+        ->check(time_value(1, kSlurm))
+        ->option_text("TIME")
         ->group(running);
     add_time(app, "--grace", options.grace, 0, "for running records when asked to stop [20]")
         ->group(running);
@@ -96,6 +126,9 @@ void finish(GenerateOptions& options, const Invocation& invocation) {
     if (locking == "BEST_EFFORT") options.locking = Locking::best_effort;
     options.command_line = fmt::format("quadrille {}", fmt::join(invocation.arguments, " "));
 
+    if (options.max_time == kUntilJobEnds) {
+        options.max_time = time_until(value_of(invocation, kSlurmEnd));
+    }
     finish_model(options);
     need(!options.prompts.empty() || !options.prompt_texts.empty(), "--prompts",
          "at least one prompts file (or --prompt TEXT)");

@@ -21,8 +21,14 @@ RunShape LeaderFiles::claim() {
         if (!error.empty()) throw Error(ErrorKind::input, fmt::format("{} (--strict)", error));
     }
     const bool overwrite = options.output_exists == OutputExists::overwrite;
+    const bool skip = options.output_exists == OutputExists::skip;
     try_files({out_});
-    check_output(options.out, overwrite, other_files(options, options.heartbeat));
+    check_output(options.out, overwrite || skip, other_files(options, options.heartbeat));
+    if (skip && std::filesystem::exists(out_)) {
+        run.errors = check_result(out_, fingerprint_);
+        run.skipped = true;
+        return run;
+    }
     if (options.dry_run) {
         check_run(parts_folder(out_), fingerprint_);
         return run;

@@ -36,6 +36,8 @@ struct RunShape {
     int64_t known_tokens = 0;    // ids from here on are never chosen
     int64_t remaining = 0;       // records that no earlier start has done
     bool stop_text = false;      // some record has stop strings
+    bool skipped = false;        // OUT holds the results of this run: nothing is to do
+    int64_t errors = 0;          // records with an error in it, where it is skipped
     std::array<char, 17> run{};  // its name in parts, ended by a 0
 };
 

@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/options/common_flags.h"
 
+#include <string>
+#include <vector>
+
 namespace quadrille {
 
-CLI::Option* add_output_exists(CLI::App& app, OutputExists& value) {
+CLI::Option* add_output_exists(CLI::App& app, OutputExists& value, bool resumable) {
+    std::vector<std::string> names = {"fail", "overwrite"};
+    if (resumable) names.emplace_back("skip");
     return app
         .add_option_function<std::string>(
             "--output-exists",
             [&value](const std::string& text) {
-                value = text == "overwrite" ? OutputExists::overwrite : OutputExists::fail;
+                value = text == "overwrite" ? OutputExists::overwrite
+                        : text == "skip"    ? OutputExists::skip
+                                            : OutputExists::fail;
             },
-            "fail or overwrite when OUT is complete [fail]")
-        ->check(one_of({"fail", "overwrite"}))
+            resumable ? "fail, overwrite or skip when OUT is complete [fail]"
+                      : "fail or overwrite when OUT is complete [fail]")
+        ->check(one_of(names))
         ->option_text("WHAT");
 }
 

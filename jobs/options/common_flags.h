@@ -11,8 +11,8 @@
 
 namespace quadrille {
 
-// --output-exists.
-CLI::Option* add_output_exists(CLI::App& app, OutputExists& value);
+// --output-exists; `resumable`: a job that can tell whether OUT is what it would make, and skip it.
+CLI::Option* add_output_exists(CLI::App& app, OutputExists& value, bool resumable = false);
 
 // A text that may not be empty: `what` says what is expected, `value_name` stands in the help.
 CLI::Option* add_text(CLI::App& app, const char* name, std::string& value, const char* what,

@@ -17,6 +17,7 @@ Invocation read_invocation(int argc, const char* const* argv) {
     for (const FromEnvironment& entry : kFromEnvironment) take(entry.variable);
     take(kCudaGraphs);
     take(kSlurmJob);
+    take(kSlurmEnd);
     take(kLocking);
     return invocation;
 }

@@ -23,6 +23,7 @@ inline constexpr std::array kFromEnvironment = {
 };
 inline constexpr const char* kCudaGraphs = "CUDA_GRAPHS";         // 0 is the switch --eager
 inline constexpr const char* kSlurmJob = "SLURM_JOB_ID";          // for provenance only
+inline constexpr const char* kSlurmEnd = "SLURM_JOB_END_TIME";    // of --max-time slurm
 inline constexpr const char* kLocking = "HDF5_USE_FILE_LOCKING";  // HDF5's own; our lock obeys it
 
 // Reads argv and these variables.

@@ -113,6 +113,10 @@ CLI::Validator not_empty(std::string wanted) {
         "");
 }
 
+std::optional<int64_t> parse_integer(const std::string& text) {
+    return parse_number<int64_t>(text);
+}
+
 std::optional<int64_t> parse_time(const std::string& text) {
     const size_t dash = text.find('-');
     if (dash != std::string::npos) return parse_days(text, dash);
@@ -145,9 +149,10 @@ CLI::Validator shard_value() {
         "");
 }
 
-CLI::Validator time_value(int64_t low) {
+CLI::Validator time_value(int64_t low, const std::string& word) {
     return CLI::Validator(
-        [low](const std::string& text) -> std::string {
+        [low, word](const std::string& text) -> std::string {
+            if (!word.empty() && text == word) return {};
             const std::optional<int64_t> seconds = parse_time(text);
             if (seconds && *seconds >= low) return {};
             return fmt::format(

@@ -24,9 +24,12 @@ CLI::Validator unsigned_integer();                  // 64 bits
 CLI::Validator real(double low, bool low_allowed, double high);
 CLI::Validator one_of(std::vector<std::string> names);
 CLI::Validator not_empty(std::string wanted);
-CLI::Validator shard_value();            // parse_shard
-CLI::Validator time_value(int64_t low);  // parse_time, at least `low` seconds
+CLI::Validator shard_value();  // parse_shard
+// parse_time, at least `low` seconds; or `word`, where it is not empty.
+CLI::Validator time_value(int64_t low, const std::string& word = "");
 
+// A whole number of 64 bits and nothing else.
+std::optional<int64_t> parse_integer(const std::string& text);
 // "I/N" with 0 <= I < N.
 std::optional<Shard> parse_shard(const std::string& text);
 // Seconds in "90", "90s", "45m", "2h", "1d", "1:30:00" (hours, minutes, seconds) or "1-12:30:00"

@@ -6,7 +6,7 @@
 
 namespace quadrille {
 
-enum class OutputExists { fail, overwrite };
+enum class OutputExists { fail, overwrite, skip };
 
 // Every count-th prompt, the index-th first.
 struct Shard {

@@ -276,6 +276,13 @@ bool launched() {
     return false;
 }
 
+bool launched_without_pmi() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
+        if (std::getenv(name) != nullptr) return false;
+    }
+    return number_of("SLURM_STEP_NUM_TASKS").value_or(1) > 1;
+}
+
 bool launched_with_others() {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         if (const std::optional<int> ranks = number_of(name)) return *ranks > 1;

@@ -154,6 +154,9 @@ std::unique_ptr<Communicator> make_mpi_comm(MpiComm comm,
 // True: a launcher (mpirun, srun) started this process as one of several, by its environment;
 // needs no MPI.
 bool launched_with_others();
+// True: srun started it as one of several, and no PMI tells it of the others, so that MPI cannot
+// start or takes it for the only one.
+bool launched_without_pmi();
 // True: any launcher started it, be it as the only one.
 bool launched();
 
