@@ -3,8 +3,12 @@
 # Installs what building and testing need on Debian 12 or Ubuntu 24.04: the distribution's packages
 # (as root, or through sudo), and meson from PyPI into .venv/ where none on PATH is new enough.
 # Whatever is there already, from any source, is left alone: then it needs no network and no rights.
+# --slurm: also Slurm, for the test of the batch scripts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+slurm=no
+if [ "${1-}" = --slurm ]; then slurm=yes; fi
 
 have() { command -v "$1" >/dev/null 2>&1; }
 have_pc() { have pkg-config && pkg-config --exists "$@"; }
@@ -17,6 +21,9 @@ missing() {
     if [ "$1" = wanted ]; then
         have_pc icu-uc || echo libicu-dev              # without: no tokenizer, token files only
         have_formatter || echo clang-format-14         # without: the format check is skipped
+        if [ "$slurm" = yes ] && ! { have slurmctld && have slurmd && have munged && have sbatch; }; then
+            echo slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge  # without: their test is skipped
+        fi
         return
     fi
     { have c++ && have g++; } || echo g++

@@ -3,13 +3,16 @@
 # Sets up, builds and runs all tests; the last line is "N passed, N failed, N skipped".
 #   --slow      also the suite `slow` (long failure and stress tests)
 #   --data DIR  folder of further checkpoints; without it the tests that need them are skipped
+#   --slurm     also the batch scripts, on a Slurm of one node (as root; installs Slurm's packages)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '3,5s/^# \{0,1\}//p' tools/test.sh; echo "usage: tools/test.sh [--slow] [--data DIR]"; }
+usage() { sed -n '3,6s/^# \{0,1\}//p' tools/test.sh; echo "usage: tools/test.sh [--slow] [--data DIR] [--slurm]"; }
 select=(--no-suite slow)
+setup=
 while [ $# -gt 0 ]; do
     case "$1" in
+        --slurm) setup=--slurm; shift ;;
         --slow) select=(); export QUADRILLE_TEST_SLOW=1; shift ;;
         --data)
             [ -d "${2-}" ] || { echo "test: --data: no such folder: ${2-}" >&2; exit 2; }
@@ -21,7 +24,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-tools/setup.sh
+tools/setup.sh $setup
 . tools/environment.sh
 configure_build
 ninja -C "$QUADRILLE_BUILD"
