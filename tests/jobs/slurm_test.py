@@ -84,9 +84,11 @@ class Job:
         end = time.monotonic() + 2 * PATIENCE
         while "COMPLETED" not in self.show("JobState"):
             expect(time.monotonic() < end, f"job {self.id} does not end:\n{self.logs()}")
-            if "PENDING" in self.show("JobState"):
+            # Another time set while the scheduler looks would put it off again.
+            if "PENDING" in self.show("JobState") and "BeginTime" in self.show("Reason"):
                 subprocess.run(["scontrol", "update", f"JobId={self.id}", "StartTime=now"], check=False,
                                capture_output=True)
+                time.sleep(4)
             time.sleep(0.3)
 
 
