@@ -186,7 +186,11 @@ void route(View<int32_t> ids, View<float> weights, View<const float> logits, con
             "route: ids and weights are (m, topk)");
 }
 void moe(View<float> out, View<const float> in, View<const int32_t> ids, View<const float> weights,
-         const MoeWeights&) {
+         const MoeWeights& experts, View<const float> shared_gate, View<const float> shared_up) {
+    require(shared_gate.rows == 0 ||
+                (shared_gate.rows == in.rows && shared_gate.cols == experts.shared.gate.n),
+            "moe: the shared expert's gate x is (m, width)");
+    require(same_shape(shared_gate, shared_up), "moe: gate x and up x are as large");
     require(out.rows == in.rows && ids.rows == in.rows && weights.rows == in.rows &&
                 weights.cols == ids.cols,
             "moe: out, in, ids and weights have m rows");

@@ -363,7 +363,8 @@ void CheckBackend::route(View<int32_t> ids, View<float> weights, View<const floa
         });
 }
 void CheckBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
-                       View<const float> weights, const MoeWeights& experts) {
+                       View<const float> weights, const MoeWeights& experts,
+                       View<const float> shared_gate, View<const float> shared_up) {
     OpCall check = call("moe");
     const MoeWeights host = check.host()(experts);
     double allowed = allowance_of(host.shared.down);
@@ -371,7 +372,7 @@ void CheckBackend::moe(View<float> out, View<const float> in, View<const int32_t
         allowed = std::max(allowed, allowance_of(host.experts[e].down));
     }
     check.out("out", out, kGpuMoeFactor * allowed).run([&](Backend& b, auto&& at) {
-        b.moe(at(out), at(in), at(ids), at(weights), at(experts));
+        b.moe(at(out), at(in), at(ids), at(weights), at(experts), at(shared_gate), at(shared_up));
     });
 }
 

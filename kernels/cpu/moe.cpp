@@ -105,6 +105,8 @@ struct CpuBackend::MoePass {
     View<const float> in{};
     View<const int32_t> ids{};
     View<const float> weights{};
+    View<const float> shared_gate{};  // no rows: to be made
+    View<const float> shared_up{};
     const MoeWeights& experts;
     bool shared = false;
     int32_t segments = 1;
@@ -133,7 +135,9 @@ void CpuBackend::moe_hidden(const MoePass& pass) {
     const Mlp& mlp = pass.experts.shared;
     require(mlp.gate.n <= pass.experts.max_width && mlp.down.bias == nullptr,
             "moe: shared expert no wider than max_width, down without bias");
-    gated({pass.hidden_of_shared(), pass.in.rows, mlp.gate.n}, pass.in, mlp, pass.experts.limit);
+    const View<float> out(pass.hidden_of_shared(), pass.in.rows, mlp.gate.n);
+    if (pass.shared_gate.rows == 0) return gated(out, pass.in, mlp, pass.experts.limit);
+    swiglu(out, pass.shared_gate, pass.shared_up, pass.experts.limit);
 }
 
 // sums (m, n): one segment of every expert, weighted and summed in slot order, + the shared one.
@@ -190,8 +194,9 @@ void CpuBackend::moe_rows(View<float> out, MoePass& pass) {
 }
 
 void CpuBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
-                     View<const float> weights, const MoeWeights& experts) {
-    contract::moe(out, in, ids, weights, experts);
+                     View<const float> weights, const MoeWeights& experts,
+                     View<const float> shared_gate, View<const float> shared_up) {
+    contract::moe(out, in, ids, weights, experts, shared_gate, shared_up);
     MoePass pass{.experts = experts};
     pass.shared = experts.shared.down.n > 0;
     if (pass.shared) {
@@ -204,6 +209,10 @@ void CpuBackend::moe(View<float> out, View<const float> in, View<const int32_t> 
         pass.in = in.slice_rows(first, count);
         pass.ids = ids.slice_rows(first, count);
         pass.weights = weights.slice_rows(first, count);
+        if (shared_gate.rows > 0) {
+            pass.shared_gate = shared_gate.slice_rows(first, count);
+            pass.shared_up = shared_up.slice_rows(first, count);
+        }
         moe_rows(out.slice_rows(first, count), pass);
     }
 }

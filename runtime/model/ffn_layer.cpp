@@ -5,14 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <vector>
 
 namespace quadrille {
 
 FfnScratch::FfnScratch(Backend& backend, const ModelConfig& config, const ShardPlan& plan,
                        int64_t max_rows)
-    : gate(backend, max_rows, plan.dense.range.size()),
-      up(backend, max_rows, plan.dense.range.size()),
+    : gate(backend, max_rows, std::max(plan.dense.range.size(), plan.shared.range.size())),
+      up(backend, max_rows, std::max(plan.dense.range.size(), plan.shared.range.size())),
       router(backend, max_rows, config.num_experts),
       ids(backend, max_rows, config.experts_per_token),
       weights(backend, max_rows, config.experts_per_token) {}
@@ -54,18 +55,26 @@ void FfnLayer::forward(View<float> partial, View<const float> in, const Rows& ro
                        FfnScratch& scratch) const {
     const int64_t m = in.rows;
     if (kind_ == FfnKind::dense) {
-        const View<float> gate = scratch.gate.first(m);
-        const std::array<Product, 2> hidden = {
-            {{gate, in, dense_.gate}, {scratch.up.first(m), in, dense_.up}}};
+        const View<float> gate = scratch.gate.first(m).slice_cols(0, dense_.gate.n);
+        const View<float> up = scratch.up.first(m).slice_cols(0, dense_.gate.n);
+        const std::array<Product, 2> hidden = {{{gate, in, dense_.gate}, {up, in, dense_.up}}};
         backend_.linears(hidden);
-        backend_.swiglu(gate, gate, scratch.up.first(m), limit_);
+        backend_.swiglu(gate, gate, up, limit_);
         backend_.linear(partial, gate, dense_.down);
         return;
     }
-    backend_.linear(scratch.router.first(m), in, router_);
+    // The shared expert's first products ride along with the router's, which alone takes longer
+    // than its weights.
+    const int64_t width = moe_.shared.gate.n;
+    const View<float> gate = scratch.gate.first(m).slice_cols(0, width);
+    const View<float> up = scratch.up.first(m).slice_cols(0, width);
+    const std::array<Product, 3> first = {{{scratch.router.first(m), in, router_},
+                                           {gate, in, moe_.shared.gate},
+                                           {up, in, moe_.shared.up}}};
+    backend_.linears(std::span(first).first(width > 0 ? 3 : 1));
     backend_.route(scratch.ids.first(m), scratch.weights.first(m), scratch.router.first(m),
                    router_bias_, routed_scale_, rows);
-    backend_.moe(partial, in, scratch.ids.first(m), scratch.weights.first(m), moe_);
+    backend_.moe(partial, in, scratch.ids.first(m), scratch.weights.first(m), moe_, gate, up);
 }
 
 }  // namespace quadrille

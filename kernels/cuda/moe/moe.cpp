@@ -77,10 +77,14 @@ void Moe::shared_expert(float* by_segment, const MoePass& pass) {
     const int64_t m = pass.in.rows;
     Workspace::Scope scope(workspace_);
     const View<float> gate(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
-    const View<float> up(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
-    const std::array<Product, 2> hidden = {{{gate, pass.in, mlp.gate}, {up, pass.in, mlp.up}}};
-    products_.group(hidden);
-    ops_.swiglu(gate, gate, up, pass.experts.limit);
+    if (pass.shared_gate.rows > 0) {
+        ops_.swiglu(gate, pass.shared_gate, pass.shared_up, pass.experts.limit);
+    } else {
+        const View<float> up(scope.take<float>(m * mlp.gate.n), m, mlp.gate.n);
+        const std::array<Product, 2> hidden = {{{gate, pass.in, mlp.gate}, {up, pass.in, mlp.up}}};
+        products_.group(hidden);
+        ops_.swiglu(gate, gate, up, pass.experts.limit);
+    }
     products_.product({.data = by_segment,
                        .row_stride = mlp.down.n,
                        .segment_stride = m * mlp.down.n,
@@ -158,8 +162,9 @@ void Moe::run_slab(MoePass& pass) {
 }
 
 void Moe::run(View<float> out, View<const float> in, View<const int32_t> ids,
-              View<const float> weights, const MoeWeights& experts) {
-    contract::moe(out, in, ids, weights, experts);
+              View<const float> weights, const MoeWeights& experts, View<const float> shared_gate,
+              View<const float> shared_up) {
+    contract::moe(out, in, ids, weights, experts, shared_gate, shared_up);
     if (in.rows == 0) return;
     const auto count = static_cast<size_t>(experts.count);
     std::vector<Mlp> copy;
@@ -193,13 +198,18 @@ void Moe::run(View<float> out, View<const float> in, View<const int32_t> ids,
         pass.in = in.slice_rows(first, rows);
         pass.ids = ids.slice_rows(first, rows);
         pass.weights = weights.slice_rows(first, rows);
+        if (shared_gate.rows > 0) {
+            pass.shared_gate = shared_gate.slice_rows(first, rows);
+            pass.shared_up = shared_up.slice_rows(first, rows);
+        }
         run_slab(pass);
     }
 }
 
 void CudaBackend::moe(View<float> out, View<const float> in, View<const int32_t> ids,
-                      View<const float> weights, const MoeWeights& experts) {
-    moe_.run(out, in, ids, weights, experts);
+                      View<const float> weights, const MoeWeights& experts,
+                      View<const float> shared_gate, View<const float> shared_up) {
+    moe_.run(out, in, ids, weights, experts, shared_gate, shared_up);
 }
 
 }  // namespace quadrille::cuda

@@ -29,7 +29,8 @@ class Moe {
 
     // Backend::moe.
     void run(View<float> out, View<const float> in, View<const int32_t> ids,
-             View<const float> weights, const MoeWeights& experts);
+             View<const float> weights, const MoeWeights& experts, View<const float> shared_gate,
+             View<const float> shared_up);
 
   private:
     // moe.cpp: a slab of rows, its routed experts, its shared expert.

@@ -59,6 +59,8 @@ struct MoePass {
     View<const float> in{};
     View<const int32_t> ids{};
     View<const float> weights{};
+    View<const float> shared_gate{};  // no rows: to be made
+    View<const float> shared_up{};
     const MoeWeights& experts;
     int32_t segments = 1;
     Member gate{};

@@ -15,17 +15,39 @@ constexpr int kRouteWarps = 4;
 constexpr int kFewPer = 16;  // experts of a lane, the most of route_few_kernel
 constexpr int kFewSlots = 32;
 
-// route_kernel for up to 32 kFewPer experts and kFewSlots slots: scores stay in registers, and the
+// The next best of a warp's scores: their order keys, of experts j * 32 + lane. Takes its key away,
+// and returns the expert; ties go to the lowest.
+template <int kPer>
+__device__ int32_t take_best(uint32_t (&keys)[kPer]) {
+    uint32_t best = keys[0];
+#pragma unroll
+    for (int j = 1; j < kPer; ++j) best = max(best, keys[j]);
+    const uint32_t most = __reduce_max_sync(0xffffffffu, best);
+    uint32_t mine = kNone;
+#pragma unroll
+    for (int j = kPer - 1; j >= 0; --j) {
+        if (keys[j] == most)
+            mine = static_cast<uint32_t>(j * 32 + static_cast<int>(threadIdx.x) % 32);
+    }
+    const auto expert = static_cast<int32_t>(__reduce_min_sync(0xffffffffu, mine));
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+        if (j * 32 + static_cast<int>(threadIdx.x) % 32 == expert) keys[j] = 0;
+    }
+    return expert;
+}
+
+// route_kernel for up to 32 kPer experts and kFewSlots slots: scores stay in registers, and the
 // bias is under way before the kernel that makes the logits has ended.
+template <int kPer>
 __global__ void __launch_bounds__(kRouteWarps * 32)
     route_few_kernel(View<int32_t> ids, View<float> weights, View<const float> logits,
                      const float* bias, float scale, const Rows rows) {
-    __shared__ int32_t chosen_of_warps[kRouteWarps][kFewSlots];
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto count = static_cast<int32_t>(logits.cols);
-    float bias_of[kFewPer];
+    float bias_of[kPer];
 #pragma unroll
-    for (int j = 0; j < kFewPer; ++j) bias_of[j] = bias[min(j * 32 + lane, count - 1)];
+    for (int j = 0; j < kPer; ++j) bias_of[j] = bias[min(j * 32 + lane, count - 1)];
     wait_for_earlier_kernels();
     let_next_kernel_start();
     const int64_t row = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / 32;
@@ -34,34 +56,37 @@ __global__ void __launch_bounds__(kRouteWarps * 32)
     int32_t* id = ids.data + row * ids.stride;
     float* weight = weights.data + row * weights.stride;
     const float* x = logits.data + row * logits.stride;
-    Held<kFewPer> held;
+    float score[kPer];
 #pragma unroll
-    for (int j = 0; j < kFewPer; ++j) {
-        const int32_t e = j * 32 + lane;
-        held.at[j] = {x[min(e, count - 1)], e};
-    }
+    for (int j = 0; j < kPer; ++j) score[j] = x[min(j * 32 + lane, count - 1)];
     if (rows.m > 0 && rows.slot[rows.row_sequence[row]] < 0) {
         if (lane < slots) id[lane] = -1;
         if (lane < slots) weight[lane] = 0.0f;
         return;
     }
+    uint32_t keys[kPer];  // 0: none, below that of every number
 #pragma unroll
-    for (int j = 0; j < kFewPer; ++j) {
-        if (j * 32 >= count) {
-            held.at[j].value = NAN;
-            continue;
-        }
-        const float value = sigmoid(held.at[j].value) + bias_of[j];
-        held.at[j].value = held.at[j].column >= count ? NAN : isnan(value) ? -INFINITY : value;
+    for (int j = 0; j < kPer; ++j) {
+        score[j] = sigmoid(score[j]);
+        const float value = score[j] + bias_of[j];
+        keys[j] = j * 32 + lane >= count ? 0u : order_key(isnan(value) ? -INFINITY : value);
     }
-    int32_t* chosen = chosen_of_warps[threadIdx.x / 32];
-    held.select(slots, [&](int slot, const Candidate& best) { chosen[slot] = best.column; });
-    __syncwarp();
-    const float mine = lane < slots ? sigmoid(x[chosen[lane]]) : 0.0f;
+    int32_t chosen = 0;  // of the lane's slot
+    float mine = 0.0f;
     float total = 0.0f;
-    for (int slot = 0; slot < slots; ++slot) total += __shfl_sync(0xffffffffu, mine, slot);
+    for (int slot = 0; slot < slots; ++slot) {
+        const int32_t expert = take_best(keys);
+        float own = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) own = expert / 32 == j ? score[j] : own;
+        const float probability = __shfl_sync(0xffffffffu, own, expert % 32);
+        total += probability;
+        if (lane != slot) continue;
+        chosen = expert;
+        mine = probability;
+    }
     if (lane >= slots) return;
-    id[lane] = chosen[lane];
+    id[lane] = chosen;
     weight[lane] = mine / (total + 1e-20f) * scale;
 }
 
@@ -125,8 +150,12 @@ void CudaBackend::route(View<int32_t> ids, View<float> weights, View<const float
     if (ids.rows == 0 || ids.cols == 0) return;
     const auto blocks = static_cast<unsigned>((ids.rows + kRouteWarps - 1) / kRouteWarps);
     if (logits.cols <= 32 * kFewPer && ids.cols <= kFewSlots) {
-        launch_dependent(route_few_kernel, blocks, kRouteWarps * 32, 0, stream_.get(), ids, weights,
-                         logits, bias, scale, rows);
+        // The fewest registers that hold them: 9 for the full model's 288.
+        const auto kernel = logits.cols <= 32 * 4   ? route_few_kernel<4>
+                            : logits.cols <= 32 * 9 ? route_few_kernel<9>
+                                                    : route_few_kernel<kFewPer>;
+        launch_dependent(kernel, blocks, kRouteWarps * 32, 0, stream_.get(), ids, weights, logits,
+                         bias, scale, rows);
         return;
     }
     const auto shared =

@@ -252,5 +252,27 @@ TEST(Moe, WorksWithoutASharedExpertAndRefusesUnknownIds) {
                  Error);
 }
 
+// What is known of the shared expert beforehand has the bits of what moe makes itself.
+TEST(Moe, TakesTheSharedExpertsFirstProducts) {
+    cpu::CpuBackend backend;
+    Random random(11);
+    const Experts experts(random, 128, 320, 3, 2);
+    const Pass pass = random_pass(random, 70, 128, 3, 2);
+    const View<const float> in(pass.x.data(), 70, 128);
+    std::vector<float> gate(70 * 320);
+    std::vector<float> up(70 * 320);
+    backend.linear({gate.data(), 70, 320}, in, experts.weights.shared.gate);
+    backend.linear({up.data(), 70, 320}, in, experts.weights.shared.up);
+    std::vector<float> out(70 * 128);
+    const auto known = [&](int64_t rows) {
+        backend.moe({out.data(), 70, 128}, in, {pass.ids.data(), 70, 2},
+                    {pass.weights.data(), 70, 2}, experts.weights, {gate.data(), rows, 320},
+                    {up.data(), rows, 320});
+    };
+    known(70);
+    EXPECT_TRUE(same(out, run(backend, experts, pass.x, pass.ids, pass.weights, 2)));
+    EXPECT_THROW(known(69), Error);
+}
+
 }  // namespace
 }  // namespace quadrille::test

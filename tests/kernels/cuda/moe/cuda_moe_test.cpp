@@ -83,14 +83,26 @@ class Loaded {
         if (how.shared) weights_.shared = table_.back();
     }
 
-    std::vector<float> run(const Pass& pass, int64_t topk, int64_t gap = 0) {
+    // known: the shared expert's first products are made before.
+    std::vector<float> run(const Pass& pass, int64_t topk, int64_t gap = 0, bool known = false) {
         const int64_t h = table_[0].gate.k;
         const int64_t m = std::ssize(pass.x) / h;
         OnDevice<float> in(*backend_, m, h, pass.x, gap);
         OnDevice<int32_t> ids(*backend_, m, topk, pass.ids, gap);
         OnDevice<float> weights(*backend_, m, topk, pass.weights, gap);
         OnDevice<float> out(*backend_, m, h, gap);
-        backend_->moe(out.view(), in.view(), ids.view(), weights.view(), weights_);
+        if (!known) {
+            backend_->moe(out.view(), in.view(), ids.view(), weights.view(), weights_);
+            return out.result();
+        }
+        const Mlp& shared = weights_.shared;
+        OnDevice<float> gate(*backend_, m, shared.gate.n, gap);
+        OnDevice<float> up(*backend_, m, shared.gate.n, gap);
+        const std::array<Product, 2> first = {
+            {{gate.view(), in.view(), shared.gate}, {up.view(), in.view(), shared.up}}};
+        backend_->linears(first);
+        backend_->moe(out.view(), in.view(), ids.view(), weights.view(), weights_, gate.view(),
+                      up.view());
         return out.result();
     }
 
@@ -313,6 +325,19 @@ TEST_F(CudaMoe, WorksWithoutAHostTableAndWithoutASharedExpert) {
     Loaded cpu(*cpu_, experts, {.shared = false});
     EXPECT_TRUE(near_enough(Loaded(*gpu_, experts, {.shared = false}).run(pass, 2),
                             cpu.run(pass, 2), kAllowed));
+}
+
+// Several slabs of rows too.
+TEST_F(CudaMoe, TakesTheSharedExpertsFirstProducts) {
+    for (const Pack pack : {Pack::exl3, Pack::native, Pack::mixed}) {
+        const Experts experts(random_, 128, 384, 5, 2, pack);
+        Loaded gpu(*gpu_, experts);
+        for (const int64_t m : {1, 3, 20, 150, 1500}) {
+            const Pass pass = random_pass(random_, m, 128, 5, 3);
+            EXPECT_TRUE(same(gpu.run(pass, 3, 4, true), gpu.run(pass, 3)))
+                << "pack " << static_cast<int>(pack) << " m " << m;
+        }
+    }
 }
 
 }  // namespace
