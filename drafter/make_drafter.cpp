@@ -23,6 +23,18 @@ DrafterFiles open_drafter(const DrafterChoice& choice, const ModelConfig& target
             .checkpoint = std::move(checkpoint)};
 }
 
+DrafterFiles open_drafter(const DrafterChoice& choice, MadeDrafter made, const ModelConfig& target,
+                          int ranks, int rank) {
+    check_draft_config(made.config, target, choice.k);
+    check_draft_tensors(made.config, made.checkpoint);
+    const DraftPlan plan = plan_draft(made.config, choice.placement, ranks, rank);
+    return {.kind = DrafterKind::dflash,
+            .placement = choice.placement,
+            .config = std::move(made.config),
+            .plan = plan,
+            .checkpoint = std::move(made.checkpoint)};
+}
+
 std::unique_ptr<Drafter> make_drafter(Backend& backend, Communicator& comm, Position& position,
                                       const DrafterFiles& files, const TargetModel& target,
                                       int64_t known_tokens) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "drafter/dflash2/draft_plan.h"
+#include "io/checkpoint/made_model.h"
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/safetensors.h"
 #include "kernels/backend.h"
@@ -41,6 +42,10 @@ struct DrafterFiles {
 // draft_plan.h's. Not collective.
 DrafterFiles open_drafter(const DrafterChoice& choice, const ModelConfig& target, int ranks,
                           int rank);
+
+// The same of a drafter without files.
+DrafterFiles open_drafter(const DrafterChoice& choice, MadeDrafter made, const ModelConfig& target,
+                          int ranks, int rank);
 
 // `target` was built with files.taps(); it, backend, communicator and position outlive the drafter.
 // known_tokens: ids from here on are never drafted; 0: the whole vocabulary. Error{input} for

@@ -171,6 +171,7 @@ void append_scales(std::vector<F16>& out, const std::vector<Exl3Part>& parts, co
 // Appends the tiles that `part` has in tile row `row` (of the module) and outputs `rows`.
 void append_tiles(std::vector<std::byte>& out, const Exl3Part& part, int64_t row,
                   const Range& rows) {
+    if (part.trellis->made()) return;
     const Range cols = to_blocks(part.cols);
     const Range own = overlap(rows, to_blocks(part.rows));
     if (row * kTile < cols.begin || row * kTile >= cols.end || own.size() == 0) return;

@@ -66,9 +66,10 @@ struct Exl3Matrix {
     std::vector<float> decode() const;
 };
 
-// Copies a slice out of the mapping. Error{input}: the slice is not one of whole blocks (only the
-// module's last may be short), a scale is infinite or NaN (named by tensor and channel), or parts
-// that it joins differ in bits, codebook or common scales.
+// Copies a slice out of the mapping; the trellis of a made module stays empty. Error{input}: the
+// slice is not one of whole blocks (only the module's last may be short), a scale is infinite or
+// NaN (named by tensor and channel), or parts that it joins differ in bits, codebook or common
+// scales.
 Exl3Matrix read_exl3(const Exl3Module& module, const MatrixSlice& slice);
 
 }  // namespace quadrille

@@ -322,6 +322,15 @@ void Checkpoint::add_file(const fs::path& file) {
     }
 }
 
+Checkpoint::Checkpoint(const std::string& title, std::vector<Tensor> tensors,
+                       std::vector<std::vector<std::byte>> data)
+    : folder_(title), data_(std::move(data)) {
+    for (Tensor& tensor : tensors) {
+        const auto [at, inserted] = tensors_.try_emplace(tensor.name, std::move(tensor));
+        require(inserted, "tensors of different names");
+    }
+}
+
 Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
@@ -370,6 +379,7 @@ std::string Checkpoint::digest() const {
         digest.add(uint64_t{mappings_[i]->bytes.size()});
     }
     for (const auto& [name, tensor] : tensors_) {
+        if (files_.empty()) digest.add(name + tensor.describe());
         digest.add(tensor.bytes.first(std::min(tensor.bytes.size(), kDigestBytes)));
     }
     return digest.hex();

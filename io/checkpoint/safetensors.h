@@ -21,10 +21,12 @@ struct Tensor {
     std::string name;
     Dtype dtype = Dtype::f32;
     std::vector<int64_t> shape;
-    std::span<const std::byte> bytes;  // in the mapping, valid while the Checkpoint lives
-    size_t file = 0;                   // index into Checkpoint::files()
+    std::span<const std::byte> bytes{};  // valid while the Checkpoint lives
+    size_t file = 0;                     // index into Checkpoint::files()
 
     int64_t elements() const;
+    // True: it has no bytes; whoever places it makes values (made_model.h).
+    bool made() const { return bytes.empty() && elements() > 0; }
     std::string describe() const;  // "BF16 [256, 512]", for messages
 };
 
@@ -38,6 +40,9 @@ class Checkpoint {
     explicit Checkpoint(const std::filesystem::path& folder);
     // Only these files of the folder, as tensors of one checkpoint.
     Checkpoint(const std::filesystem::path& folder, const std::vector<std::string>& files);
+    // Without files: tensors of different names whose bytes, where they have any, lie in `data`.
+    Checkpoint(const std::string& title, std::vector<Tensor> tensors,
+               std::vector<std::vector<std::byte>> data);
     ~Checkpoint();
     Checkpoint(Checkpoint&&) noexcept;
     Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -71,6 +76,7 @@ class Checkpoint {
     std::vector<std::filesystem::path> files_;
     std::vector<std::map<std::string, std::string>> metadata_;
     std::vector<std::unique_ptr<Mapping>> mappings_;
+    std::vector<std::vector<std::byte>> data_;  // of no files
     std::map<std::string, Tensor> tensors_;
 };
 

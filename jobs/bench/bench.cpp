@@ -337,7 +337,9 @@ BenchReport BenchJob::report() {
     report.version = commit().empty() ? version() : fmt::format("{} {}", version(), commit());
     report.hardware = session_.backend().device();
     report.target = folder_name(options_.target);
-    report.draft = options_.draft == "none" ? "no drafter" : folder_name(options_.draft);
+    report.draft = options_.draft != "none"     ? folder_name(options_.draft)
+                   : session_.models().drafts() ? "made drafter"
+                                                : "no drafter";
     report.backend = options_.backend == "auto" ? session_.backend().name() : options_.backend;
     report.comm = comm_->name();
     report.eager = options_.eager;

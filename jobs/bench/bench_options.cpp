@@ -19,6 +19,29 @@ void check_different(const char* flag, std::vector<int64_t> values) {
     }
 }
 
+constexpr const char* kGlm = "glm-5.3-flash";
+constexpr int64_t kMostLayers = 45;
+constexpr int64_t kDraftedLayers = 5;  // as many as the drafter reads
+
+// The folder's name in the report says what was made.
+void finish_synthetic(BenchOptions& options) {
+    if (options.synthetic.empty()) return;
+    if (!options.target.empty() || options.draft != "none") {
+        fail_usage(
+            "--synthetic: expected neither --target nor --draft (EXL3_MODEL, DFLASH_DRAFT) beside "
+            "it");
+    }
+    const bool native = options.dense_bits == "native";
+    options.made = MadeChoice{
+        .layers = options.layers,
+        .routed_bits = static_cast<int32_t>(options.routed_bits),
+        .dense_bits = native ? 0 : options.dense_bits[0] - '0',
+        .routing = options.routing == "uniform" ? MadeRouting::uniform : MadeRouting::overlap50};
+    options.target =
+        fmt::format("made {} {} layers routed {} bits dense {} {}", kGlm, options.layers,
+                    options.routed_bits, options.dense_bits, options.routing);
+}
+
 }  // namespace
 
 void add_flags(CLI::App& app, BenchOptions& options) {
@@ -30,6 +53,21 @@ void add_flags(CLI::App& app, BenchOptions& options) {
             ->option_text("N,N...");
     };
     add_model_folders(app, options);
+    app.add_option("--synthetic", options.synthetic, "a model made up on the device, no files")
+        ->check(one_of({kGlm}))
+        ->option_text("NAME");
+    add_number(app, "--routed-bits", options.routed_bits, 1, 8, "its routed experts' bits [2]")
+        ->group("Synthetic");
+    app.add_option("--dense-bits", options.dense_bits, "its other matrices': 4, 6 or native")
+        ->check(one_of({"4", "6", "native"}))
+        ->option_text("BITS")
+        ->group("Synthetic");
+    add_number(app, "--layers", options.layers, 1, kMostLayers, "its layers [45]")
+        ->group("Synthetic");
+    app.add_option("--routing", options.routing, "its rows' experts: uniform or overlap50")
+        ->check(one_of({"uniform", "overlap50"}))
+        ->option_text("HOW")
+        ->group("Synthetic");
     numbers("--k", options.k, 0, 63, "drafts per step, a run each [0,2 with a drafter]");
     numbers("--concurrency", options.concurrency, 1, 4096, "records at once, a run each [1]");
     add_text(app, "--prompts", options.prompts, "a prompts file",
@@ -53,14 +91,19 @@ void add_flags(CLI::App& app, BenchOptions& options) {
 }
 
 void finish(BenchOptions& options, const Invocation& /*invocation*/) {
+    finish_synthetic(options);
     finish_model(options);
     if (options.k.empty()) {
         options.k.assign(1, 0);
-        if (options.draft != "none") options.k.push_back(2);
+        if (options.draft != "none" || options.made) options.k.push_back(2);
     }
     check_different("--k", options.k);
     check_different("--concurrency", options.concurrency);
     check_drafts(options, std::ranges::max(options.k));
+    if (options.made && std::ranges::max(options.k) > 0 && options.layers < kDraftedLayers) {
+        fail_usage(fmt::format("--layers {}: expected {} at least with drafts (--k 0: any)",
+                               options.layers, kDraftedLayers));
+    }
 }
 
 }  // namespace quadrille

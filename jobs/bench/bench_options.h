@@ -17,10 +17,15 @@ struct BenchOptions : ModelOptions {
     std::string prompts;                     // as generate takes them; "": made-up tokens
     int64_t prompt_tokens = 128;             // of a made-up prompt
     int64_t new_tokens = 64;                 // of every record
-    int64_t limit = 0;   // records; 0: the largest concurrency, or all of the file
-    int64_t repeat = 1;  // runs of a configuration, of which the median is told
-    std::string json;    // report file; "": none
-    std::string tsv;     // file that rows are appended to; "": none
+    int64_t limit = 0;                  // records; 0: the largest concurrency, or all of the file
+    std::string synthetic;              // name of a model without files; "": none
+    int64_t routed_bits = 2;            // of it
+    std::string dense_bits = "native";  // of it
+    int64_t layers = 45;                // of it
+    std::string routing = "uniform";    // of it
+    int64_t repeat = 1;                 // runs of a configuration, of which the median is told
+    std::string json;                   // report file; "": none
+    std::string tsv;                    // file that rows are appended to; "": none
 };
 
 void add_flags(CLI::App& app, BenchOptions& options);

@@ -6,6 +6,7 @@
 #include "runtime/prefill_plan.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace quadrille {
@@ -15,11 +16,16 @@ namespace {
 // is never finished in short starts; a row costs 1/32 of a slot's KDA state.
 constexpr int32_t kReplayBlock = 8;
 
-// Read first: of a folder with several faults the configuration's is told.
-ModelConfig config_for(const std::string& folder, int ranks, int rank) {
-    ModelConfig config = read_model_config(folder);
+TargetFiles open_target(const ModelChoice& choice, int ranks, int rank) {
+    if (choice.made) {
+        MadeTarget made = make_glm_target(*choice.made);
+        plan_shards(made.config, ranks, rank);
+        return {std::move(made.config), std::move(made.checkpoint)};
+    }
+    // Read first: of a folder with several faults the configuration's is told.
+    ModelConfig config = read_model_config(choice.target);
     plan_shards(config, ranks, rank);
-    return config;
+    return {std::move(config), Checkpoint(choice.target)};
 }
 
 }  // namespace
@@ -39,18 +45,22 @@ int32_t prefill_rows(const ModelLimits& limits) {
 }
 
 JobModels::JobModels(const ModelChoice& choice, int ranks, int rank)
-    : config_(config_for(choice.target, ranks, rank)), checkpoint_(choice.target) {
-    if (choice.draft != "none") {
+    : files_(open_target(choice, ranks, rank)) {
+    const DrafterChoice drafter = {
+        .folder = choice.draft, .placement = choice.placement, .k = choice.k};
+    if (choice.made && choice.k > 0) {
         drafter_files_ =
-            open_drafter({.folder = choice.draft, .placement = choice.placement, .k = choice.k},
-                         config_, ranks, rank);
+            open_drafter(drafter, make_glm_drafter(choice.made->layers), config(), ranks, rank);
+    } else if (choice.draft != "none") {
+        drafter_files_ = open_drafter(drafter, config(), ranks, rank);
     }
-    identity_ = model_identity(checkpoint_, drafter_files_ ? &drafter_files_->checkpoint : nullptr);
+    identity_ =
+        model_identity(checkpoint(), drafter_files_ ? &drafter_files_->checkpoint : nullptr);
 }
 
 void JobModels::load(Backend& backend, Communicator& comm, Position& position,
                      const ModelLimits& limits, int64_t known_tokens) {
-    target_.emplace(backend, comm, position, config_, checkpoint_, limits,
+    target_.emplace(backend, comm, position, config(), checkpoint(), limits,
                     drafter_files_ ? drafter_files_->taps() : std::vector<int64_t>{});
     if (!drafter_files_) return;
     drafter_ = make_drafter(backend, comm, position, *drafter_files_, *target_, known_tokens);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "drafter/make_drafter.h"
+#include "io/checkpoint/made_model.h"
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/safetensors.h"
 #include "io/h5/h5.h"
@@ -25,6 +26,8 @@ struct ModelChoice {
     std::string draft = "none";  // folder
     DraftPlacement placement = DraftPlacement::sharded;
     int32_t k = 0;  // drafts per step at most
+    // A model without files, with its drafter where k > 0: the folders are not looked at.
+    std::optional<MadeChoice> made{};
 };
 
 // `slots` sequences of `capacity` tokens with blocks of up to k drafts. No pass is larger than all
@@ -34,6 +37,12 @@ ModelLimits model_limits(int64_t slots, int64_t capacity, int64_t max_batched_to
 // Rows of the largest prefill pass, as EngineOptions::max_batched_tokens.
 int32_t prefill_rows(const ModelLimits& limits);
 
+// A target that is not loaded yet.
+struct TargetFiles {
+    ModelConfig config;
+    Checkpoint checkpoint;
+};
+
 class JobModels {
   public:
     // Reads for one of `ranks` ranks. Error{input} for what the folders hold, Error{usage} for a k,
@@ -42,8 +51,8 @@ class JobModels {
     JobModels(const JobModels&) = delete;
     JobModels& operator=(const JobModels&) = delete;
 
-    const ModelConfig& config() const { return config_; }
-    const Checkpoint& checkpoint() const { return checkpoint_; }
+    const ModelConfig& config() const { return files_.config; }
+    const Checkpoint& checkpoint() const { return files_.checkpoint; }
     const h5::Attributes& identity() const { return identity_; }  // model_identity
     bool drafts() const { return drafter_files_.has_value(); }
     // These need a drafter.
@@ -60,8 +69,7 @@ class JobModels {
     Drafter* drafter() { return drafter_.get(); }  // nullptr: none
 
   private:
-    ModelConfig config_;
-    Checkpoint checkpoint_;
+    TargetFiles files_;
     std::optional<DrafterFiles> drafter_files_;  // absent: no drafter
     h5::Attributes identity_;
     std::optional<TargetModel> target_;

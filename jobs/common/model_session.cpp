@@ -75,7 +75,8 @@ void ModelSession::read_checkpoint(int32_t k) {
         models_.emplace(ModelChoice{.target = options_.target,
                                     .draft = options_.draft,
                                     .placement = options_.draft_placement,
-                                    .k = k},
+                                    .k = k,
+                                    .made = options_.made},
                         group().size(), group().rank());
     });
     h5::Attributes own = models_->identity();

@@ -48,7 +48,7 @@ void finish_model(ModelOptions& options) {
 }
 
 void check_drafts(const ModelOptions& options, int64_t k) {
-    if (options.draft != "none" || k <= 0) return;
+    if (options.draft != "none" || options.made || k <= 0) return;
     fail_usage(fmt::format("--k: expected 0 without a drafter (--draft none), found {}", k));
 }
 

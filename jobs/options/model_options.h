@@ -3,8 +3,10 @@
 #pragma once
 
 #include "drafter/dflash2/draft_plan.h"
+#include "io/checkpoint/made_model.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +24,8 @@ struct ModelOptions {
     std::string backend = "auto";       // as make_backend takes it
     std::string comm = "auto";          // auto, mpi, nccl
     DraftPlacement draft_placement = DraftPlacement::sharded;
-    bool eager = false;  // no CUDA graphs
+    bool eager = false;              // no CUDA graphs
+    std::optional<MadeChoice> made;  // a model without files in the place of target and draft
 };
 
 // --target and --draft.

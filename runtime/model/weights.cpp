@@ -2,14 +2,17 @@
 #include "runtime/model/weights.h"
 
 #include "io/checkpoint/fp8.h"
+#include "io/checkpoint/made_model.h"
 #include "io/checkpoint/module_names.h"
 #include "kernels/error.h"
+#include "kernels/exl3.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 namespace quadrille {
 
@@ -18,6 +21,7 @@ namespace {
 // Small tensors share large blocks: a full checkpoint has over 100,000 of them.
 constexpr int64_t kBlockBytes = int64_t{64} << 20;
 constexpr int64_t kAlignment = 256;
+constexpr int64_t kMadeBytes = int64_t{32} << 20;  // of each kind of made values
 
 bool is_float(Dtype dtype) {
     return dtype == Dtype::bf16 || dtype == Dtype::f16 || dtype == Dtype::f32;
@@ -76,6 +80,25 @@ void* WeightLoader::reserve(int64_t bytes) {
 void* WeightLoader::store(const void* host, int64_t bytes) {
     void* place = reserve(bytes);
     backend_.upload(place, host, bytes);
+    return place;
+}
+
+void* WeightLoader::make(const std::string& name, Dtype dtype, int64_t bytes) {
+    require(dtype == Dtype::bf16 || dtype == Dtype::i16, "made values are BF16 or bits");
+    Buffer& from = made_[dtype];
+    if (from.bytes() == 0) {
+        const std::vector<uint16_t> values = made_values(dtype, kMadeBytes / 2);
+        from = Buffer(backend_, kMadeBytes);
+        backend_.upload(from.data(), values.data(), kMadeBytes);
+    }
+    auto* place = static_cast<std::byte*>(reserve(bytes));
+    const uint64_t shift = std::hash<std::string>{}(name) % (kMadeBytes / kAlignment / 2);
+    const int64_t first = static_cast<int64_t>(shift) * kAlignment;
+    for (int64_t at = 0; at < bytes;) {
+        const int64_t count = std::min(bytes - at, kMadeBytes - first);
+        backend_.copy(place + at, static_cast<const std::byte*>(from.data()) + first, count);
+        at += count;
+    }
     return place;
 }
 
@@ -157,7 +180,10 @@ Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k,
         Matrix matrix = packed.view();
         matrix.segments = slice.segments;
         matrix.segment = slice.segment;
-        matrix.trellis = reinterpret_cast<const uint16_t*>(store(packed.trellis));
+        const int64_t bytes = exl3::trellis_bytes(packed.n_padded, packed.k_padded, packed.bits);
+        matrix.trellis = static_cast<const uint16_t*>(packed.trellis.empty()
+                                                          ? make(module, Dtype::i16, bytes)
+                                                          : store(packed.trellis.data(), bytes));
         matrix.suh = store(packed.suh);
         matrix.svh = store(packed.svh);
         matrix.bias = bias_of(module, n, k, slice);
@@ -178,6 +204,8 @@ Matrix WeightLoader::native_matrix(const std::string& module, int64_t n, int64_t
     native.n = slice.n();
     native.k = slice.k();
     native.dtype = Dtype::f32;
+    const Tensor* trellis = checkpoint_.find(tensor_name(module, TensorPart::trellis));
+    require(trellis == nullptr || !trellis->made(), "made values are not decoded");
     native.segments = slice.segments;
     native.segment = slice.segment;
     native.weights = store(read_packed(module, n, k, slice).decode());
@@ -218,6 +246,10 @@ Matrix WeightLoader::load_native(const Tensor& tensor, int64_t n, int64_t k,
     matrix.segments = slice.segments;
     matrix.segment = slice.segment;
     const int64_t size = size_of(tensor.dtype);
+    if (tensor.made()) {
+        matrix.weights = make(tensor.name, tensor.dtype, matrix.n * matrix.k * size);
+        return matrix;
+    }
     std::vector<std::byte> staged;
     for (const Range& rows : slice.rows) {
         for (int64_t row = rows.begin; row < rows.end; ++row) {

@@ -2,7 +2,7 @@
 // Places tensors of a checkpoint in backend memory, sliced for one rank. How a module is stored is
 // told by its tensors' names (io/checkpoint/module_names.h), never by the config. Every shape and
 // dtype is checked, and so is that what is placed is finite: errors name tensor, expected and
-// found. Slices: docs/design.md §7.
+// found. Slices: docs/design.md §7. Tensors without bytes (Tensor::made) are filled on the backend.
 #pragma once
 
 #include "io/checkpoint/exl3_module.h"
@@ -13,6 +13,7 @@
 #include "runtime/model/shard.h"
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -60,6 +61,8 @@ class WeightLoader {
     void* store(const void* host, int64_t bytes);
     template <class T>
     const T* store(const std::vector<T>& values);
+    // `bytes` of the values of a made tensor: the same for a name on all ranks.
+    void* make(const std::string& name, Dtype dtype, int64_t bytes);
     Matrix load_native(const Tensor& tensor, int64_t n, int64_t k, const MatrixSlice& slice);
     Matrix load_fp8(const std::string& module, const Tensor& tensor, int64_t n, int64_t k,
                     const MatrixSlice& slice);
@@ -70,6 +73,7 @@ class WeightLoader {
     Backend& backend_;
     const Checkpoint& checkpoint_;
     std::vector<Buffer> blocks_;
+    std::map<Dtype, Buffer> made_;  // what made tensors are filled from
     int64_t block_used_ = 0;
     int64_t bytes_ = 0;
     std::set<std::string> used_;

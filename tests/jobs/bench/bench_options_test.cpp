@@ -108,5 +108,37 @@ TEST(BenchFlags, NameBadValues) {
               "--target: expected a checkpoint folder (or EXL3_MODEL), found nothing");
 }
 
+TEST(BenchFlags, MakeAModelUp) {
+    const auto made = [](const Words& more) {
+        Words all = {"bench", "--synthetic", "glm-5.3-flash"};
+        all.insert(all.end(), more.begin(), more.end());
+        return parse_as<BenchOptions>(all, {});
+    };
+    const BenchOptions plain = made({});
+    ASSERT_TRUE(plain.made.has_value());
+    EXPECT_EQ(plain.made->layers, 45);
+    EXPECT_EQ(plain.made->routed_bits, 2);
+    EXPECT_EQ(plain.made->dense_bits, 0);
+    EXPECT_EQ(plain.made->routing, MadeRouting::uniform);
+    EXPECT_EQ(plain.k, (Numbers{0, 2}));
+    const BenchOptions all = made({"--routed-bits", "3", "--dense-bits", "6", "--layers", "4",
+                                   "--routing", "overlap50", "--k", "0"});
+    EXPECT_EQ(all.made->layers, 4);
+    EXPECT_EQ(all.made->routed_bits, 3);
+    EXPECT_EQ(all.made->dense_bits, 6);
+    EXPECT_EQ(all.made->routing, MadeRouting::overlap50);
+    EXPECT_FALSE(bench({}).made.has_value());
+    for (const Words& wrong : std::vector<Words>{{"--synthetic", "glm"},
+                                                 {"--layers", "4"},
+                                                 {"--layers", "46", "--k", "0"},
+                                                 {"--dense-bits", "5"},
+                                                 {"--routed-bits", "9"},
+                                                 {"--routing", "none"},
+                                                 {"--target", "T"},
+                                                 {"--draft", "D"}}) {
+        EXPECT_THROW(made(wrong), Error) << wrong[0];
+    }
+}
+
 }  // namespace
 }  // namespace quadrille

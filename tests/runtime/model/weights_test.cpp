@@ -2,6 +2,7 @@
 // What a loader puts in backend memory and what it leaves out.
 #include "runtime/model/weights.h"
 
+#include "io/checkpoint/made_model.h"
 #include "kernels/exl3_decode.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/matrices.h"
@@ -10,6 +11,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -155,6 +158,42 @@ TEST(WeightLoader, RefusesScalesThatAreNotFiniteByNameAndChannel) {
         expect_error(ErrorKind::input, {"tensor a." + scales, "finite", "channel 77"},
                      [&] { loader.matrix("a", 256, 128); });
     }
+}
+
+// Random values of the right size, the same for a name in every process; no file is read.
+TEST(WeightLoader, FillsWhatAMadeModelHasNoBytesFor) {
+    const MadeTarget made = make_glm_target({.layers = 1, .dense_bits = 4});
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    const std::string layer = "model.language_model.layers.0.";
+    const std::string embedding = "model.language_model.embed_tokens.weight";
+    EXPECT_TRUE(made.checkpoint.find(embedding)->made());
+    const auto load = [&](const auto& look) {
+        WeightLoader loader(*backend, made.checkpoint);
+        const Matrix gates = loader.matrix(layer + "hc_attn_fn", 24, 4 * 4096);
+        const Matrix native = loader.matrix(layer + "self_attn.f_b_proj", 8192, 128);
+        const Matrix packed = loader.matrix(layer + "mlp.down_proj", 4096, 12288);
+        look(gates, native, packed);
+        EXPECT_THROW(loader.matrix(layer + "mlp.down_proj", 4096, 2048), Error);
+    };
+    std::vector<uint16_t> trellis;
+    load([&](const Matrix& gates, const Matrix& native, const Matrix& packed) {
+        EXPECT_EQ(packed.bits, 4);
+        EXPECT_EQ(packed.codebook, Codebook::mcg);
+        trellis.assign(packed.trellis, packed.trellis + 4096 * 12288 / 4);
+        double squares = 0;
+        for (const Matrix& matrix : {gates, native}) {
+            const auto* values = static_cast<const BF16*>(matrix.weights);
+            for (int64_t i = 0; i < matrix.n * matrix.k; ++i) {
+                const float value = to_float(values[i]);
+                ASSERT_LE(std::abs(value), 0.0348f);
+                squares += value * value;
+            }
+        }
+        EXPECT_NEAR(std::sqrt(squares / (24 * 16384 + 8192 * 128)), 0.02, 2e-4);
+    });
+    load([&](const Matrix&, const Matrix&, const Matrix& packed) {
+        EXPECT_TRUE(std::equal(trellis.begin(), trellis.end(), packed.trellis));
+    });
 }
 
 }  // namespace

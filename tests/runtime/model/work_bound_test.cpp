@@ -3,6 +3,7 @@
 // bytes that a loaded model really holds, and its rules one by one.
 #include "runtime/model/work_bound.h"
 
+#include "io/checkpoint/made_model.h"
 #include "kernels/error.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/full_model.h"
@@ -230,6 +231,23 @@ TEST(Floor, OfAPassThatTouchesEverythingIsWhatTheModelHolds) {
         EXPECT_LE(weights, held) << name;
         EXPECT_GT(weights, 0.97 * held) << name;
     }
+}
+
+// A model made up has the shapes of the released one.
+TEST(WorkBound, OfAModelMadeUpIsThatOfTheFullModel) {
+    const MadeTarget made = make_glm_target({});
+    const PassShape pass = {.rows = 3, .logit_rows = 3, .contexts = {150}, .pending = 1};
+    const auto expected = full_pass(1, 0, pass);
+    const auto found = sums_by_kind(
+        target_work(made.config, stored_in(made.checkpoint), plan_shards(made.config, 1, 0), pass));
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [kind, sum] : found) {
+        EXPECT_EQ(sum.bytes(), expected.at(kind).bytes()) << name(kind);
+        EXPECT_EQ(sum.decoded, expected.at(kind).decoded) << name(kind);
+    }
+    const MadeDrafter drafter = make_glm_drafter(45);
+    EXPECT_EQ(drafter.config.target_layer_ids, full_draft_config().target_layer_ids);
+    EXPECT_EQ(make_glm_drafter(5).config.target_layer_ids, (std::vector<int64_t>{0, 1, 2, 3, 4}));
 }
 
 }  // namespace
