@@ -26,14 +26,7 @@ void check_equal(const char* field, int64_t target, int64_t found) {
     }
 }
 
-// One module of the checkpoint: a matrix under any of its storage forms, or a tensor by itself.
-struct Module {
-    std::string name;
-    std::vector<int64_t> shape;
-    bool matrix = true;  // `name` + .weight or EXL3 parts; false: a tensor of that very name
-};
-
-void add_conv(std::vector<Module>& modules, const std::string& prefix, const DraftConfig& c) {
+void add_conv(std::vector<DraftModule>& modules, const std::string& prefix, const DraftConfig& c) {
     if (c.conv_kernel_size == 0) return;
     const int64_t groups = c.hidden_size / c.conv_group_size;
     modules.push_back({prefix + "base_kernel", {2, c.conv_kernel_size, c.hidden_size}, false});
@@ -41,11 +34,24 @@ void add_conv(std::vector<Module>& modules, const std::string& prefix, const Dra
         {prefix + "kernel_projection", {2 * c.conv_kernel_size * groups, c.hidden_size}});
 }
 
-std::vector<Module> draft_modules(const DraftConfig& c) {
+// The channels of `range` are whole units of `unit`.
+bool whole(const Range& range, int64_t unit) {
+    return range.size() > 0 && range.begin % unit == 0 && range.end % unit == 0;
+}
+
+[[noreturn]] void refuse_split(const std::string& dimension, int ranks) {
+    throw Error(ErrorKind::usage,
+                fmt::format("this drafter cannot be split over {} ranks ({}); place it replicated",
+                            ranks, dimension));
+}
+
+}  // namespace
+
+std::vector<DraftModule> draft_modules(const DraftConfig& c) {
     const int64_t hidden = c.hidden_size;
     const int64_t width = c.num_heads * c.head_dim;
     const int64_t kv_width = c.num_kv_heads * c.head_dim;
-    std::vector<Module> modules = {
+    std::vector<DraftModule> modules = {
         {"fc", {hidden, std::ssize(c.target_layer_ids) * hidden}},
         {"hidden_norm.weight", {hidden}, false},
         {"norm.weight", {hidden}, false},
@@ -78,19 +84,6 @@ std::vector<Module> draft_modules(const DraftConfig& c) {
     return modules;
 }
 
-// The channels of `range` are whole units of `unit`.
-bool whole(const Range& range, int64_t unit) {
-    return range.size() > 0 && range.begin % unit == 0 && range.end % unit == 0;
-}
-
-[[noreturn]] void refuse_split(const std::string& dimension, int ranks) {
-    throw Error(ErrorKind::usage,
-                fmt::format("this drafter cannot be split over {} ranks ({}); place it replicated",
-                            ranks, dimension));
-}
-
-}  // namespace
-
 void check_draft_config(const DraftConfig& draft, const ModelConfig& target, int64_t k) {
     check_equal("hidden_size", target.hidden_size, draft.hidden_size);
     check_equal("vocab_size", target.vocab_size, draft.vocab_size);
@@ -117,10 +110,10 @@ void check_draft_config(const DraftConfig& draft, const ModelConfig& target, int
 }
 
 void check_draft_tensors(const DraftConfig& draft, const Checkpoint& checkpoint) {
-    const std::vector<Module> modules = draft_modules(draft);
+    const std::vector<DraftModule> modules = draft_modules(draft);
     for (const auto& [name, tensor] : checkpoint.tensors()) {
         const TensorName parsed = parse_tensor_name(name);
-        const auto owns = [&name = name, &parsed](const Module& module) {
+        const auto owns = [&name = name, &parsed](const DraftModule& module) {
             return module.matrix ? parsed.module == module.name && parsed.part != TensorPart::bare
                                  : name == module.name;
         };
@@ -131,7 +124,7 @@ void check_draft_tensors(const DraftConfig& draft, const Checkpoint& checkpoint)
                             checkpoint.folder().string(), name));
         }
     }
-    for (const Module& module : modules) {
+    for (const DraftModule& module : modules) {
         const StoredAs form = stored_as(checkpoint, module.name);
         if (module.matrix && (form == StoredAs::exl3 || form == StoredAs::exl3_split)) {
             find_exl3_module(checkpoint, module.name, module.shape[0], module.shape[1]);

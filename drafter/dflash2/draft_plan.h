@@ -8,8 +8,19 @@
 #include "runtime/model/shard.h"
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace quadrille {
+
+// One module of a drafter: a matrix under any of its storage forms, or a tensor by itself.
+struct DraftModule {
+    std::string name;
+    std::vector<int64_t> shape;
+    bool matrix = true;  // `name` + .weight or EXL3 parts; false: a tensor of that very name
+};
+// All that a drafter of this config has.
+std::vector<DraftModule> draft_modules(const DraftConfig& config);
 
 // sharded: layers are split like the target's. replicated: every rank holds whole layers. The head
 // is the target's and split either way. Both give the same bits.

@@ -14,6 +14,11 @@ namespace quadrille::test {
 // Golden files of other implementations: absolute, as the specification of the project states.
 inline constexpr double kGoldenLogits = 1e-4;
 inline constexpr double kGoldenTrace = 1e-4;
+// Training against goldens: losses absolute, gradients relative in norm.
+inline constexpr double kGoldenLoss = 1e-5;
+inline constexpr double kGoldenGradient = 1e-4;
+// Derivatives in double against differences of losses: relative.
+inline constexpr double kFiniteDifference = 1e-5;
 // EXL3 products against the exact product: root mean square of the error over that of the product.
 inline constexpr double kExl3RelativeRms = 1e-6;
 

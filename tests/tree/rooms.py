@@ -33,6 +33,7 @@ USES = {
     "jobs/generate": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/bench": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs": ["jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench"],
+    "drafter/train": ["drafter/dflash2"],  # the modules of a drafter
     "drafter": ["drafter/dflash2"],
 }
 # Files that put the rooms beside and below them together; they may use all of them.
