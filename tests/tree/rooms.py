@@ -20,6 +20,7 @@ USES = {
     "kernels/check": ["kernels"],
     "kernels/quantize": ["kernels"],
     "io/h5": ["io"],
+    "io/capture": ["io", "io/h5"],
     "io/text": ["io"],
     "io/checkpoint": ["io", "io/text"],
     "io/prompts": ["io", "io/text", "io/h5"],
