@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A Slurm of one node on the loopback interface, as root, without systemd or cgroups; all its files in DIR.
-# It may claim 8 CPUs and 4 GPUs, whatever the machine has. Usage: single-node-slurm.sh start|stop DIR
+# It may claim 8 CPUs and 4 GPUs, whatever the machine has; a requeued job starts after 10 s (cred_expire)
+# instead of two minutes. Usage: single-node-slurm.sh start|stop DIR
 set -euo pipefail
 D=${2:-${TMPDIR:-/tmp}/slurm1}; H=$(hostname -s)
 export SLURM_CONF=$D/slurm.conf
@@ -17,7 +18,7 @@ SlurmctldHost=$H(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket=$D/munge/socket
+AuthInfo=socket=$D/munge/socket,cred_expire=10
 CredType=cred/munge
 SlurmctldPort=16817
 SlurmdPort=16818
@@ -33,6 +34,7 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2
 ReturnToService=2
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
