@@ -3,6 +3,9 @@
 
 #include "kernels/cpu/trellis_encoder.h"
 #include "kernels/error.h"
+#ifdef QUADRILLE_CUDA
+#include "kernels/cuda/quantize/cuda_trellis_encoder.h"
+#endif
 
 #include <fmt/format.h>
 
@@ -19,7 +22,12 @@ std::unique_ptr<TrellisEncoder> make_trellis_encoder(const std::string& backend,
         }
     }
     if (backend == "cuda") {
-        throw Error(ErrorKind::device, "encoder 'cuda': not in this build");
+#ifdef QUADRILLE_CUDA
+        return std::make_unique<cuda::CudaTrellisEncoder>(device);
+#else
+        throw Error(ErrorKind::device,
+                    "encoder 'cuda': this build has no CUDA (meson option cuda)");
+#endif
     }
     throw Error(ErrorKind::usage, fmt::format("encoder '{}': expected cpu or cuda", backend));
 }

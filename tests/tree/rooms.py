@@ -14,6 +14,7 @@ USES = {
     "kernels/cuda/draft": ["kernels", "kernels/cuda"],
     "kernels/cuda/exl3": ["kernels", "kernels/cuda"],
     "kernels/cuda/kda": ["kernels", "kernels/cuda"],
+    "kernels/cuda/quantize": ["kernels", "kernels/cuda"],
     "kernels/cuda/native": ["kernels", "kernels/cuda", "kernels/cuda/exl3"],  # the output form of a product
     "kernels/cuda/mla": ["kernels", "kernels/cuda", "kernels/cuda/native"],  # its tiles
     "kernels/cuda/moe": ["kernels", "kernels/cuda", "kernels/cuda/exl3", "kernels/cuda/native"],
