@@ -11,10 +11,12 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 namespace quadrille::test {
 namespace {
@@ -64,7 +66,7 @@ struct Bench {
         }
     }
 
-    void experts(int64_t count) const {
+    void experts(int64_t count, int64_t rounds) const {
         constexpr int64_t kInputs = 4096;
         constexpr int64_t kOutputs = 2048;
         Random random(2);
@@ -87,13 +89,27 @@ struct Bench {
             matrices.push_back({"expert", made.weights_view(), &factor, static_cast<uint64_t>(i)});
         }
         for (const int32_t sweeps : {0, 1}) {
+            const QuantizeOptions options{
+                .code = {2, Codebook::mcg}, .sweeps = sweeps, .threads = threads};
             start = seconds();
-            const auto results = quantize_matrices(
-                *encoder, matrices,
-                {.code = {2, Codebook::mcg}, .sweeps = sweeps, .threads = threads});
-            row(fmt::format("{} experts 2048x4096 2 bits mcg, {} sweeps, proxy error {:.5f}, each",
-                            count, sweeps, results.front().proxy_error),
-                (seconds() - start) / static_cast<double>(count), "s");
+            const auto results = quantize_matrices(*encoder, matrices, options);
+            const auto shape =
+                fmt::format("{} experts 2048x4096 2 bits mcg, {} sweeps, proxy error {:.5f}", count,
+                            sweeps, results.front().proxy_error);
+            row(shape + ", each", (seconds() - start) / static_cast<double>(count), "s");
+            if (rounds == 0) continue;
+            start = seconds();
+            std::atomic<int64_t> next = 0;
+            const auto call = [&] {
+                const auto own = make_trellis_encoder(encoder->name(), threads);
+                while (next++ < rounds) quantize_matrices(*own, matrices, options);
+            };
+            {
+                const std::jthread other(call);
+                call();
+            }
+            row(fmt::format("{}, {} batches, two callers, each", shape, rounds),
+                (seconds() - start) / static_cast<double>(count * rounds), "s");
         }
     }
 
@@ -127,7 +143,10 @@ int run(const std::vector<std::string>& args) {
     const Bench bench{make_trellis_encoder(args[1], threads), threads};
     if (args[0] == "square") bench.square();
     if (args[0] == "tiles") bench.tiles(std::atoll(args[3].c_str()));
-    if (args[0] == "experts") bench.experts(std::atoll(args[3].c_str()));
+    if (args[0] == "experts") {
+        bench.experts(std::atoll(args[3].c_str()),
+                      args.size() > 4 ? std::atoll(args[4].c_str()) : 0);
+    }
     if (args[0] == "anchor") {
         bench.anchor(std::atoi(args[3].c_str()), args.size() > 4 ? std::atoi(args[4].c_str()) : 0,
                      args.size() > 5 ? args[5] : "");

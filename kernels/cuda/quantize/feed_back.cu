@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kTileSize) keep_kernel(RowBlock rows, const F1
     const auto* values = reinterpret_cast<const __half*>(table);
     const float decoded = __half2float(values[rows.states[at]]);
     if (rows.sweep) {
+        if (!group.has_hessian) return;  // nothing to make up for
         const float* metric = group.hessian.sweep_metric + rows.block * kTileSize;
         s_difference[thread] = rows.tiles[at] - __half2float(values[states[position]]);
         __syncthreads();

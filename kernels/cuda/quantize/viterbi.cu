@@ -105,13 +105,25 @@ __device__ __forceinline__ void relax(float* best, const float* from, const Valu
     }
 }
 
+// Wide stores: single ones of neighbouring nodes would meet in a bank four at a time.
 template <int kBits>
 __device__ __forceinline__ uint32_t put(float* to, const float* best, int group) {
     using D = Deal<kBits>;
+    float* place = to + D::node(static_cast<int>(threadIdx.x), group);
+    if constexpr (D::kOuts >= 4) {
+#pragma unroll
+        for (int r = 0; r < D::kOuts; r += 4) {
+            *reinterpret_cast<float4*>(place + r) =
+                make_float4(best[r], best[r + 1], best[r + 2], best[r + 3]);
+        }
+    } else if constexpr (D::kOuts == 2) {
+        *reinterpret_cast<float2*>(place) = make_float2(best[0], best[1]);
+    } else {
+        *place = best[0];
+    }
     uint32_t chosen = 0;
 #pragma unroll
     for (int r = 0; r < D::kOuts; ++r) {
-        to[D::node(static_cast<int>(threadIdx.x), group) + r] = best[r];
         const auto symbol = static_cast<uint32_t>(__float_as_int(best[r]) & (D::kSymbols - 1));
         chosen |= symbol << ((group * D::kOuts + r) * D::kChoiceBits);
     }
