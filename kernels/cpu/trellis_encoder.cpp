@@ -20,14 +20,30 @@ using exl3::kTile;
 using exl3::kTileSize;
 using Tile = std::array<float, kTileSize>;
 
+// The values of a code's states, by state and as TrellisSteps wants them.
+struct Tables {
+    std::vector<float> by_state;
+    std::vector<float> by_use;
+
+    explicit Tables(TrellisCode code) : by_state(codebook_table(code.codebook)) {
+        const int nodes = trellis::nodes(code.bits);
+        for (int node = 0; node < nodes; node += 16) {
+            for (int symbol = 0; symbol < 1 << code.bits; ++symbol) {
+                const auto first = by_state.begin() + symbol * nodes + node;
+                by_use.insert(by_use.end(), first, first + 16);
+            }
+        }
+    }
+};
+
 // What one thread needs for the search, for one code.
 class Search {
   public:
-    Search(const TrellisPaths& paths, TrellisCode code, const std::vector<float>& table)
+    Search(const TrellisPaths& paths, TrellisCode code, const Tables& tables)
         : paths_(paths),
           bits_(code.bits),
           nodes_(trellis::nodes(code.bits)),
-          table_(table),
+          tables_(tables),
           cost_(static_cast<size_t>(nodes_ + 16)),
           spare_(static_cast<size_t>(nodes_ + 16)),
           choice_(static_cast<size_t>(nodes_) * kTileSize) {}
@@ -47,7 +63,7 @@ class Search {
         run_tied(states);
     }
 
-    const std::vector<float>& table() const { return table_; }
+    const std::vector<float>& table() const { return tables_.by_state; }
     const TrellisPaths& paths() const { return paths_; }
 
   private:
@@ -66,7 +82,7 @@ class Search {
     // Once round the tile from position `first` on.
     void steps(int first) {
         paths_.steps({.bits = bits_,
-                      .table = table_.data(),
+                      .table = tables_.by_use.data(),
                       .values = values_.data(),
                       .first = first,
                       .cost = cost_.data(),
@@ -86,7 +102,7 @@ class Search {
     const TrellisPaths& paths_;
     int bits_;
     int nodes_;
-    const std::vector<float>& table_;
+    const Tables& tables_;
     Tile values_{};
     std::vector<float> cost_;
     std::vector<float> spare_;
@@ -229,7 +245,7 @@ class Columns {
 class Searches {
   public:
     Searches(const TrellisPaths& paths, TrellisCode code)
-        : paths_(paths), code_(code), table_(codebook_table(code.codebook)) {}
+        : paths_(paths), code_(code), tables_(code) {}
     template <class Work>
     void lend(const Work& work) {
         std::unique_ptr<Search> search = take();
@@ -241,14 +257,14 @@ class Searches {
   private:
     std::unique_ptr<Search> take() {
         const std::lock_guard lock(mutex_);
-        if (free_.empty()) return std::make_unique<Search>(paths_, code_, table_);
+        if (free_.empty()) return std::make_unique<Search>(paths_, code_, tables_);
         std::unique_ptr<Search> search = std::move(free_.back());
         free_.pop_back();
         return search;
     }
     const TrellisPaths& paths_;
     TrellisCode code_;
-    std::vector<float> table_;
+    Tables tables_;
     std::mutex mutex_;
     std::vector<std::unique_ptr<Search>> free_;
 };

@@ -143,11 +143,12 @@ inline void trellis_step(float* to, uint8_t* choice, const float* from, const fl
     constexpr int kSymbols = 1 << kBits;
     const Lanes x = fill(value);
     for (int out = 0; out < kNodes; out += kLanes) {
+        const float* values = table + out / 16 * kSymbols * 16 + out % 16;
         Lanes best = fill(trellis::kUnreached * 2);
         for (int symbol = 0; symbol < kSymbols; ++symbol) {
-            const int state = symbol * kNodes + out;
-            const Lanes d = difference(load(table + state), x);
-            const Lanes cost = fused(d, d, spread<kBits>(from + (state >> kBits)));
+            const Lanes d = difference(load(values + symbol * 16), x);
+            const Lanes cost =
+                fused(d, d, spread<kBits>(from + ((symbol * kNodes + out) >> kBits)));
             best = smaller(best, tagged(cost, kSymbols - 1, symbol));
         }
         store(to + out, best);

@@ -12,7 +12,8 @@ namespace quadrille::cpu {
 // A Viterbi pass over the 256 positions first, first + 1 .. of one tile, modulo 256.
 struct TrellisSteps {
     int bits = 0;
-    const float* table = nullptr;   // (65536) the codebook
+    // (nodes/16, symbols, 16): the value of state symbol * nodes + node, in the order of its use.
+    const float* table = nullptr;
     const float* values = nullptr;  // (256)
     int first = 0;
     float* cost = nullptr;      // (nodes + 16) in: before the first step, out: behind the last
