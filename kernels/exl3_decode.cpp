@@ -46,6 +46,14 @@ void hadamard(double* values, int64_t stride) {
 
 }  // namespace
 
+std::vector<float> exl3_values(Codebook codebook) {
+    std::vector<float> values;
+    for (uint32_t state = 0; state < 65536; ++state) {
+        values.push_back(to_float(exl3::decode(codebook, state)));
+    }
+    return values;
+}
+
 void exl3_decode(float* out, const Matrix& matrix) {
     require(matrix.is_exl3(), "exl3_decode: an EXL3 matrix");
     for (int64_t tk = 0; tk < matrix.k_padded / exl3::kTile; ++tk) {

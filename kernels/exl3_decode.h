@@ -5,7 +5,12 @@
 
 #include "kernels/matrix.h"
 
+#include <vector>
+
 namespace quadrille {
+
+// The weights of all 65536 states.
+std::vector<float> exl3_values(Codebook codebook);
 
 // out (k_padded, n_padded) f32: the codes' fp16 weights in the rotated basis.
 void exl3_decode(float* out, const Matrix& matrix);

@@ -3,6 +3,7 @@
 
 #include "kernels/error.h"
 #include "kernels/exl3.h"
+#include "kernels/exl3_decode.h"
 #include "kernels/parallel.h"
 #include "kernels/quantize/regularize.h"
 #include "kernels/quantize/scale_search.h"
@@ -106,10 +107,7 @@ QuantizedMatrix finish(Work& work, const QuantizeOptions& options) {
                         .svh = work.values.svh,
                         .scale = work.scale};
     for (const float suh : work.values.suh) out.suh.push_back(to_f16(suh));
-    std::vector<float> table(65536);
-    for (uint32_t state = 0; state < 65536; ++state) {
-        table[state] = to_float(exl3::decode(options.code.codebook, state));
-    }
+    const std::vector<float> table = exl3_values(options.code.codebook);
     out.trellis.resize(static_cast<size_t>(exl3::trellis_bytes(n, k, bits) / 2));
     const std::vector<int32_t>& order = work.matrix->inputs->order;
     std::vector<float>& decoded = work.values.values;

@@ -2,6 +2,7 @@
 #include "kernels/quantize/scale_search.h"
 
 #include "kernels/exl3.h"
+#include "kernels/exl3_decode.h"
 #include "kernels/parallel.h"
 
 #include <algorithm>
@@ -118,10 +119,7 @@ void try_points(TrellisEncoder& encoder, std::vector<Trial>& trials, TrellisCode
 
 std::vector<double> search_scales(TrellisEncoder& encoder, std::span<const Regularised> matrices,
                                   TrellisCode code, int32_t threads) {
-    std::vector<float> table(65536);
-    for (uint32_t state = 0; state < 65536; ++state) {
-        table[state] = to_float(exl3::decode(code.codebook, state));
-    }
+    const std::vector<float> table = exl3_values(code.codebook);
     std::vector<Trial> trials(matrices.size());
     parallel_for(threads, std::ssize(matrices), [&](int64_t i) {
         const Regularised& matrix = matrices[static_cast<size_t>(i)];

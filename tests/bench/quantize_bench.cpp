@@ -124,20 +124,23 @@ struct Bench {
         }
     }
 
-    void anchor(int seeds, int only_bits, const std::string& only_codebook) const {
+    void anchor(int seeds, int only_bits, const std::string& only_codebook, int64_t outputs) const {
+        std::vector<QuantizeCase> made;
+        for (int seed = 0; seed < seeds; ++seed) {
+            made.push_back(anchor_case(static_cast<uint64_t>(seed) + 100, outputs, 1024));
+        }
         for (int bits = 1; bits <= 8; ++bits) {
             for (const Codebook codebook : kCodebooks) {
                 if (only_bits != 0 && bits != only_bits) continue;
                 if (!only_codebook.empty() && only_codebook != name(codebook)) continue;
                 double sum = 0;
                 for (int seed = 0; seed < seeds; ++seed) {
-                    const auto at = static_cast<uint64_t>(seed) + 100;
-                    const QuantizeCase made = anchor_case(at, 1024, 1024);
-                    sum += quantize_case(*encoder, made,
-                                         {.code = {bits, codebook}, .threads = threads}, at)
+                    sum += quantize_case(*encoder, made[static_cast<size_t>(seed)],
+                                         {.code = {bits, codebook}, .threads = threads},
+                                         static_cast<uint64_t>(seed))
                                .proxy_error;
                 }
-                row(fmt::format("1024x1024 {} bits {}, proxy error, mean of {}", bits,
+                row(fmt::format("{}x1024 {} bits {}, proxy error, mean of {}", outputs, bits,
                                 name(codebook), seeds),
                     sum / seeds, "");
             }
@@ -159,8 +162,11 @@ int run(const std::vector<std::string>& args) {
                       args.size() > 4 ? std::atoll(args[4].c_str()) : 0);
     }
     if (args[0] == "anchor") {
-        bench.anchor(std::atoi(args[3].c_str()), args.size() > 4 ? std::atoi(args[4].c_str()) : 0,
-                     args.size() > 5 ? args[5] : "");
+        const auto number = [&](size_t at, int64_t otherwise) {
+            return args.size() > at ? std::atoll(args[at].c_str()) : otherwise;
+        };
+        bench.anchor(std::atoi(args[3].c_str()), static_cast<int>(number(5, 0)),
+                     args.size() > 6 ? args[6] : "", number(4, 1024));
     }
     return 0;
 }
