@@ -2,18 +2,19 @@
 #include "jobs/job_table.h"
 
 #include "jobs/bench/bench.h"
+#include "jobs/capture/capture.h"
 #include "jobs/files/inspect.h"
 #include "jobs/files/merge.h"
 #include "jobs/files/pack.h"
 #include "jobs/files/unpack.h"
-#include "jobs/generate/generate.h"
 
 namespace quadrille {
 
 std::vector<JobRow> job_table() {
     return {
-        on_ranks("generate", "Generate text for the prompts of HDF5 files.", run_generate),
+        on_ranks("generate", "Generate text for the prompts of HDF5 files.", run_generate_saving),
         on_ranks("bench", "Measure speed, next to what the machine could reach.", run_bench),
+        on_ranks("capture", "Save what the target shows of prompts and its own text.", run_capture),
         alone("inspect", "Say what is in a file or a checkpoint.", run_inspect),
         alone("pack", "Write text or JSON lines as a prompts file.", run_pack),
         alone("unpack", "Write generations as JSON lines.", run_unpack),

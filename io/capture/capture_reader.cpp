@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace quadrille {
 
@@ -29,13 +30,14 @@ h5::File open_capture(const std::filesystem::path& path) {
     return file;
 }
 
-h5::Dataset bf16_rows(const h5::Group& file, const char* name, int64_t rows, int64_t cols) {
+// Elements of `size` bytes.
+h5::Dataset open_rows(const h5::Group& file, const char* name, h5::TypeClass kind, int64_t size,
+                      const std::vector<int64_t>& shape) {
     h5::Dataset data = file.dataset(name);
-    const std::vector<int64_t> expected = {rows, cols};
-    if (data.shape() != expected || data.type().kind != h5::TypeClass::integer ||
-        data.type().size != 2) {
-        throw Error(ErrorKind::input, fmt::format("{}: expected bf16 as uint16 [{}, {}], found {}",
-                                                  data.where(), rows, cols, data.describe()));
+    if (data.shape() != shape || data.type().kind != kind || data.type().size != size) {
+        throw Error(ErrorKind::input, fmt::format("{}: expected {} [{}], found {}", data.where(),
+                                                  size == 2 ? "bf16 as uint16" : "float32",
+                                                  fmt::join(shape, ", "), data.describe()));
     }
     return data;
 }
@@ -52,9 +54,10 @@ CaptureReader::CaptureReader(const std::filesystem::path& path, const CaptureWan
     tokens_ = tokens.read<int32_t>(0, tokens.rows());
     mask_ = mask.read<uint8_t>(0, mask.rows());
     check_lists(wanted.vocab);
-    taps_ =
-        bf16_rows(capture_, "taps", this->tokens(), std::ssize(wanted.tap_layers) * wanted.hidden);
-    final_hidden_ = bf16_rows(capture_, "final_hidden", this->tokens(), wanted.hidden);
+    taps_ = open_rows(capture_, "taps", h5::TypeClass::integer, 2,
+                      {this->tokens(), std::ssize(wanted.tap_layers) * wanted.hidden});
+    final_hidden_ = open_rows(capture_, "final_hidden", h5::TypeClass::floating, 4,
+                              {this->tokens(), wanted.hidden});
 }
 
 void CaptureReader::check_source(const CaptureWanted& wanted) const {
@@ -104,27 +107,30 @@ void CaptureReader::check_lists(int64_t vocab) const {
     }
 }
 
-std::vector<uint16_t> CaptureReader::read_bits(const h5::Dataset& data, int64_t sequence,
-                                               int64_t first, int64_t count) const {
-    std::vector<uint16_t> bits = data.read<uint16_t>(begin(sequence) + first, count);
-    const auto bad =
-        std::ranges::find_if(bits, [](uint16_t value) { return (value & kExponent) == kExponent; });
-    if (bad != bits.end()) {
-        const int64_t row = (bad - bits.begin()) / data.row_elements();
-        throw Error(
-            ErrorKind::input,
-            fmt::format("{}: expected numbers, found an infinite one or NaN in row {} "
-                        "(sequence {}, token {})",
-                        data.where(), begin(sequence) + first + row, sequence, first + row));
-    }
-    return bits;
+void CaptureReader::refuse_row(const h5::Dataset& data, int64_t sequence, int64_t row) const {
+    throw Error(ErrorKind::input,
+                fmt::format("{}: expected numbers, found an infinite one or NaN in row {} "
+                            "(sequence {}, token {})",
+                            data.where(), begin(sequence) + row, sequence, row));
 }
 
 CaptureRows CaptureReader::read(int64_t sequence, int64_t first, int64_t count) const {
     require(first >= 0 && count >= 0 && first + count <= length(sequence),
             "rows of a captured sequence");
-    return {read_bits(taps_, sequence, first, count),
-            read_bits(final_hidden_, sequence, first, count)};
+    CaptureRows rows{.taps = taps_.read<uint16_t>(begin(sequence) + first, count),
+                     .final_hidden = final_hidden_.read<float>(begin(sequence) + first, count)};
+    const auto tap = std::ranges::find_if(
+        rows.taps, [](uint16_t bits) { return (bits & kExponent) == kExponent; });
+    if (tap != rows.taps.end()) {
+        refuse_row(taps_, sequence, first + (tap - rows.taps.begin()) / taps_.row_elements());
+    }
+    const auto hidden =
+        std::ranges::find_if(rows.final_hidden, [](float x) { return !std::isfinite(x); });
+    if (hidden != rows.final_hidden.end()) {
+        refuse_row(final_hidden_, sequence,
+                   first + (hidden - rows.final_hidden.begin()) / final_hidden_.row_elements());
+    }
+    return rows;
 }
 
 }  // namespace quadrille

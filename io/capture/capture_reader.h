@@ -21,10 +21,10 @@ struct CaptureWanted {
     std::string checkpoint_digest;  // of the target; "": any
 };
 
-// Rows of one sequence. bf16 as bits, row-major.
+// Rows of one sequence, row-major; taps are bits of bf16.
 struct CaptureRows {
-    std::vector<uint16_t> taps;          // (rows, taps * hidden)
-    std::vector<uint16_t> final_hidden;  // (rows, hidden)
+    std::vector<uint16_t> taps;       // (rows, taps * hidden)
+    std::vector<float> final_hidden;  // (rows, hidden)
 };
 
 class CaptureReader {
@@ -50,8 +50,7 @@ class CaptureReader {
     int64_t end(int64_t sequence) const { return offsets_[static_cast<size_t>(sequence) + 1]; }
     void check_source(const CaptureWanted& wanted) const;
     void check_lists(int64_t vocab) const;
-    std::vector<uint16_t> read_bits(const h5::Dataset& data, int64_t sequence, int64_t first,
-                                    int64_t count) const;
+    [[noreturn]] void refuse_row(const h5::Dataset& data, int64_t sequence, int64_t row) const;
 
     std::filesystem::path path_;
     h5::File file_;

@@ -24,7 +24,7 @@ constexpr int64_t kSlice = 65536;
 const std::set<std::string>& known_datasets() {
     static const std::set<std::string> names = [] {
         std::set<std::string> all = PromptOptions::datasets();
-        all.insert({"tokens", "offsets", "text", "id", "completion", "error"});
+        all.insert({"tokens", "offsets", "text", "id", "completion", "error", "kind"});
         return all;
     }();
     return names;

@@ -59,9 +59,10 @@ JobModels::JobModels(const ModelChoice& choice, int ranks, int rank)
 }
 
 void JobModels::load(Backend& backend, Communicator& comm, Position& position,
-                     const ModelLimits& limits, int64_t known_tokens) {
+                     const ModelLimits& limits, int64_t known_tokens,
+                     const std::vector<int64_t>& taps) {
     target_.emplace(backend, comm, position, config(), checkpoint(), limits,
-                    drafter_files_ ? drafter_files_->taps() : std::vector<int64_t>{});
+                    drafter_files_ ? drafter_files_->taps() : taps);
     if (!drafter_files_) return;
     drafter_ = make_drafter(backend, comm, position, *drafter_files_, *target_, known_tokens);
 }

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -60,10 +61,11 @@ class JobModels {
     const Checkpoint& draft_checkpoint() const { return drafter_files_->checkpoint; }
     const DraftPlan& draft_plan() const { return drafter_files_->plan; }
 
-    // Error{input} for tensors. `known_tokens`: ids from here on are never drafted. Not collective;
+    // Error{input} for tensors. `known_tokens`: ids from here on are never drafted. `taps`:
+    // layers that the target shows where there is no drafter. Not collective;
     // backend, communicator and position outlive this.
     void load(Backend& backend, Communicator& comm, Position& position, const ModelLimits& limits,
-              int64_t known_tokens);
+              int64_t known_tokens, const std::vector<int64_t>& taps = {});
     // Once loaded.
     TargetModel& target() { return *target_; }
     Drafter* drafter() { return drafter_.get(); }  // nullptr: none

@@ -92,9 +92,10 @@ void ModelSession::read_checkpoint(int32_t k) {
     });
 }
 
-void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm) {
+void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,
+                        const std::vector<int64_t>& taps) {
     agree(world(), "weights",
-          [&] { models_->load(backend(), comm, position_, limits, known_tokens); });
+          [&] { models_->load(backend(), comm, position_, limits, known_tokens, taps); });
 }
 
 }  // namespace quadrille

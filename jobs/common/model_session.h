@@ -48,7 +48,9 @@ class ModelSession {
     // than each other are an Error{input} with a table.
     void read_checkpoint(int32_t k);
     // `comm`: model_comm() or one around it. Ids from `known_tokens` on are never drafted.
-    void load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm);
+    // `taps`: as JobModels::load.
+    void load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,
+              const std::vector<int64_t>& taps = {});
 
     // The job after its start-up: an exception ends it. Needs watch.
     template <class Body>

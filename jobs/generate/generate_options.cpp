@@ -101,6 +101,9 @@ void add_running(CLI::App& app, GenerateOptions& options) {
     add_time(app, "--watchdog", options.watchdog, 0,
              "a rank silent for so long is lost, 0: off [300]")
         ->group(running);
+    add_text(app, "--save-hidden", options.save_hidden, "a capture file",
+             "capture what was generated (or DFLASH_SAVE_HIDDEN)", "FILE")
+        ->group(running);
     add_text(app, "--heartbeat", options.heartbeat, "a file",
              "progress as JSON, renewed every 10 s", "FILE")
         ->group(running);
@@ -134,6 +137,10 @@ void finish(GenerateOptions& options, const Invocation& invocation) {
          "at least one prompts file (or --prompt TEXT)");
     need(!options.out.empty(), "--out", "an output file");
     check_drafts(options, options.k);
+    if (!options.save_hidden.empty()) {
+        need(options.draft != "none", "--save-hidden",
+             "a drafter, whose layers are tapped (--draft)");
+    }
     if (options.watchdog > 0 && options.watchdog < kShortestWatch) {
         fail_usage(fmt::format("--watchdog: expected 0 (off) or at least {} s, found {}",
                                kShortestWatch, options.watchdog));

@@ -27,10 +27,11 @@ struct GenerateOptions : ModelOptions, PromptSourceOptions {
 
     int64_t max_seqs = 16;  // records at once
     OutputExists output_exists = OutputExists::fail;
-    int64_t max_time = 0;    // seconds the run may take, then it drains; 0: any
-    int64_t grace = 20;      // seconds a drain may take
-    int64_t watchdog = 300;  // seconds until a silent rank ends the job; 0: never
-    std::string heartbeat;   // a JSON file with the progress; "": none
+    int64_t max_time = 0;     // seconds the run may take, then it drains; 0: any
+    int64_t grace = 20;       // seconds a drain may take
+    int64_t watchdog = 300;   // seconds until a silent rank ends the job; 0: never
+    std::string save_hidden;  // capture.h5 of what was generated; "": none
+    std::string heartbeat;    // a JSON file with the progress; "": none
     Locking locking = Locking::required;
     bool dry_run = false;      // check everything, run nothing, write nothing
     std::string command_line;  // as given, for provenance

@@ -18,6 +18,7 @@ inline constexpr std::array kFromEnvironment = {
     FromEnvironment{"EXL3_MODEL", "--target"},
     FromEnvironment{"DFLASH_DRAFT", "--draft"},
     FromEnvironment{"DFLASH_K", "--k"},
+    FromEnvironment{"DFLASH_SAVE_HIDDEN", "--save-hidden"},
     FromEnvironment{"MAX_NUM_BATCHED_TOKENS", "--max-batched-tokens"},
     FromEnvironment{"MAX_NUM_SEQS", "--max-seqs"},
 };
