@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/job_table.h"
 
+#include "jobs/ab/ab.h"
 #include "jobs/bench/bench.h"
 #include "jobs/capture/capture.h"
 #include "jobs/files/inspect.h"
 #include "jobs/files/merge.h"
 #include "jobs/files/pack.h"
 #include "jobs/files/unpack.h"
+#include "jobs/probe/probe.h"
 
 namespace quadrille {
 
@@ -15,6 +17,8 @@ std::vector<JobRow> job_table() {
         on_ranks("generate", "Generate text for the prompts of HDF5 files.", run_generate_saving),
         on_ranks("bench", "Measure speed, next to what the machine could reach.", run_bench),
         on_ranks("capture", "Save what the target shows of prompts and its own text.", run_capture),
+        on_ranks("probe", "Say what the rows of a capture tell of the next token.", run_probe),
+        alone("ab", "Compare drafters by the generations they helped to make.", run_ab),
         alone("inspect", "Say what is in a file or a checkpoint.", run_inspect),
         alone("pack", "Write text or JSON lines as a prompts file.", run_pack),
         alone("unpack", "Write generations as JSON lines.", run_unpack),

@@ -79,6 +79,7 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["graphs"] = int64_t{facts.graphs ? 1 : 0};
     fields["start"] = facts.start;
     fields["end"] = utc_now();
+    fields["decode_rate"] = facts.decode_rate;
     fields["slurm_job"] = options.slurm_job;
     fields["restarts"] = facts.restarts;
     fields["records_computed"] = facts.records_computed;

@@ -30,6 +30,7 @@ struct RunFacts {
     std::string comm;                    // name of the communicator
     std::vector<std::string> libraries;  // of the backend and the communicator
     bool graphs = false;                 // decode steps were replayed from recordings
+    double decode_rate = 0;              // tokens/s of the last start
     int64_t groups = 1;                  // of ranks
     int64_t restarts = 0;
     int64_t records_computed = 0;

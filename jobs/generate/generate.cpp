@@ -326,6 +326,10 @@ int GenerateJob::end(const EngineStats& stats, Stop stop) {
 void GenerateJob::finish(const EngineStats& stats) {
     session_.position().aside("assemble");
     facts_.graphs = stats.recorded_steps > 0;
+    if (stats.decode_seconds > 0) {  // groups run side by side
+        facts_.decode_rate =
+            static_cast<double>(stats.emitted) * session_.group_count() / stats.decode_seconds;
+    }
     const ResultSummary totals = run_files_->finish(facts_);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();

@@ -112,7 +112,11 @@ View<const float> TargetModel::forward(const PassInputs& pass) {
 void TargetModel::final_hidden(View<float> out, int64_t first) const {
     const View<const float> rows = streams_.first(rows_).slice_rows(first, out.rows);
     backend_.stream_mean(out, rows, hyper_.params().streams);
-    backend_.rms_norm(out, out, final_norm_, hyper_.params().norm_eps);
+    norm_final(out);
+}
+
+void TargetModel::norm_final(View<float> rows) const {
+    backend_.rms_norm(rows, rows, final_norm_, hyper_.params().norm_eps);
 }
 
 void TargetModel::flush(int32_t slot, int32_t pending, bool fresh) const {

@@ -57,6 +57,8 @@ class TargetModel {
     // out (rows, hidden): rows of the last forward from `first` on, after the final norm, whether
     // or not they wanted logits.
     void final_hidden(View<float> out, int64_t first) const;
+    // rows (m, hidden), stream means of any layer, through the final norm, in place.
+    void norm_final(View<float> rows) const;
 
     // Applies a sequence's pending rows, so that the stored state is that of plain decoding.
     void flush(int32_t slot, int32_t pending, bool fresh) const;
