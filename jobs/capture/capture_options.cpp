@@ -23,7 +23,7 @@ void add_flags(CLI::App& app, CaptureOptions& options) {
         ->check(integer(0, kAny))
         ->option_text("N,N...");
     add_text(app, "--generations", options.generations, "a generations file",
-             "generations of these prompts, made if not there [OUT.generations.h5]", "FILE");
+             "made if not there [OUT.generations.h5]", "FILE");
 }
 
 void finish(CaptureOptions& options, const Invocation& invocation) {

@@ -92,7 +92,7 @@ void add_running(CLI::App& app, GenerateOptions& options) {
            [&options](const std::string& text) {
                options.max_time = text == kSlurm ? kUntilJobEnds : *parse_time(text);
            },
-           "end within this time, resumable (exit 75); slurm: the job's")
+           "end within this time, resumable; slurm: the job's")
         ->check(time_value(1, kSlurm))
         ->option_text("TIME")
         ->group(running);
