@@ -67,6 +67,11 @@ def main():
             runs.check("generate --save-hidden writes the same file", file.read() == first)
         text = run([runs.program, "inspect", runs.path("one.h5")])
         runs.check("inspect shows its layers", "layers" in text and "[1, 3, 4, 6]" in text, text)
+        probes = [run([runs.mpirun, "-n", str(ranks), runs.program, "probe", "--target", runs.target, "--capture",
+                       runs.path("one.h5")]) for ranks in (1, 2)]
+        runs.check("final hidden rows give every token", "final hidden, head" in probes[0] and
+                   probes[0].rstrip().endswith("100.00 %"), probes[0])
+        runs.check("two ranks find the same", probes[0] == probes[1], probes[1])
         runs.refused("a layer that is none", 2, "--taps: expected layers 0 to 7, found 8", runs.path("a.h5"), "--taps", "1,8",
                      "--generations", runs.path("taps.h5"))
         runs.refused("layers out of order", 2, "--taps: expected layers in ascending order", runs.path("a.h5"), "--taps", "3,1")
