@@ -21,6 +21,15 @@ namespace {
 constexpr int64_t kNativeSlab = 1024;  // rows split into fragments at once
 constexpr size_t kMostGroups = 4;      // launches that products are gathered for
 
+// Weights of few columns are streamed again for every 16 rows, from the cache, unless rows are
+// many. Very many columns keep the deeper ring of the tiled kernel full (the head: 172 -> 154 us).
+bool takes_tiles(const Matrix& weight, int64_t rows) {
+    const int64_t columns = rows >= kNativeManyRows ? kNativeTileRows
+                            : rows > 8              ? kNativeTiledColumns
+                                                    : kNativeHeadColumns;
+    return native_fragments(weight) && weight.n >= columns;
+}
+
 }  // namespace
 
 void CudaBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
@@ -97,8 +106,7 @@ void Products::exl3_product(const ProductOut& out, View<const float> in, const M
 }
 
 void Products::native_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
-    // Weights of few columns are streamed again for every 16 rows, from the cache.
-    const bool tiled = in.rows > 8 && native_fragments(weight) && weight.n >= kNativeTiledColumns;
+    const bool tiled = takes_tiles(weight, in.rows);
     if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
     const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
     for (int64_t first = 0; first < in.rows; first += slab) {
@@ -131,7 +139,7 @@ void Products::native_product(const ProductOut& out, View<const float> in, const
 bool Products::streams(const Product& product) const {
     const Matrix& w = product.weight;
     return !w.is_exl3() && native_groups(w, product.in) && product.out.rows > 0 && w.n > 0 &&
-           !(product.in.rows > 8 && native_fragments(w) && w.n >= kNativeTiledColumns);
+           !takes_tiles(w, product.in.rows);
 }
 
 void Products::group(std::span<const Product> products) {

@@ -41,7 +41,9 @@ struct NativeProduct {
 // The most rows the streaming kernel takes at once; beyond it bf16 weights want split fragments.
 inline constexpr int32_t kStreamRows = 16;
 inline constexpr int32_t kNativeTileRows = 64;
-inline constexpr int64_t kNativeTiledColumns = 1024;  // fewer are streamed, whatever the rows
+inline constexpr int64_t kNativeTiledColumns = 1024;  // fewer are streamed, unless rows are many
+inline constexpr int64_t kNativeManyRows = 256;       // from here on 64 columns are tiled
+inline constexpr int64_t kNativeHeadColumns = 65536;  // so many are tiled, however few the rows
 inline constexpr int32_t kNativeGroupRows = 16;       // of a fragment: tiles begin at whole ones
 
 QUADRILLE_HOST_DEVICE constexpr int64_t native_span(int64_t width) {

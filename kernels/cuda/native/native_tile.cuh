@@ -28,6 +28,17 @@ __device__ __forceinline__ void split_tf32(float x, uint32_t& high, uint32_t& lo
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(rest));
 }
 
+// 16 bytes that are read once: their line leaves the caches first. L2 fetches 256 bytes of the row
+// together: warps read rows in pieces of 128, and memory gives longer ones faster (4096 x 12288 at
+// one row: 30.2 -> 28.3 us on an H200).
+__device__ __forceinline__ uint4 load_once(const void* from) {
+    uint4 all;
+    asm volatile("ld.global.cs.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(all.x), "=r"(all.y), "=r"(all.z), "=r"(all.w)
+                 : "l"(from));
+    return all;
+}
+
 // Eight neighbouring inputs: `count` of them exist (<= 0: none), the others are zero. `aligned`:
 // the address of the first is a multiple of 16 bytes.
 struct Eight16 {
@@ -36,7 +47,7 @@ struct Eight16 {
 __device__ __forceinline__ Eight16 load_eight(const uint16_t* from, int64_t count, bool aligned) {
     Eight16 value{};
     if (count >= 8 && aligned) {
-        const uint4 all = __ldcs(reinterpret_cast<const uint4*>(from));
+        const uint4 all = load_once(from);
         value = {all.x, all.y, all.z, all.w};
     } else {
 #pragma unroll

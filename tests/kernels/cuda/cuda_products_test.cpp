@@ -201,7 +201,9 @@ TEST_F(CudaProducts, NativeRowsHaveTheBitsOfOneInTilesOfAnyShape) {
          {Case{{2300, 328}, {0, 328}, {9, 16, 17, 31, 33, 64, 200}},
           Case{{2117, 1000}, {0, 64, 448, 448, 1000}, {12, 30, 65, 130}},
           Case{{2117, 264}, {0, 96, 264}, {30, 65}}, Case{{4223, 200}, {0, 72, 200}, {16, 40}},
-          Case{{2200, 77}, {0, 77}, {16, 70}}, Case{{9000, 136}, {0, 136}, {57, 128, 300}}}) {
+          Case{{2200, 77}, {0, 77}, {16, 70}}, Case{{9000, 136}, {0, 136}, {57, 128, 300}},
+          Case{{130, 456}, {0, 456}, {256, 300, 1200}},
+          Case{{66, 328}, {0, 128, 328}, {255, 257}}}) {
         const auto [n, k] = one.shape;
         MatrixData data = MatrixData::native(random_, n, k, Dtype::bf16);
         data.add_bias(random_);
@@ -220,6 +222,23 @@ TEST_F(CudaProducts, NativeRowsHaveTheBitsOfOneInTilesOfAnyShape) {
             const auto found = run(*gpu_, matrix, rows_of(pool, k, one.rows.back() - m, m), m % 3);
             EXPECT_TRUE(same(found, rows_of(expected, n, one.rows.back() - m, m)))
                 << "n " << n << " k " << k << " m " << m;
+        }
+    }
+}
+
+// So many columns are tiled whatever the rows; few of the same matrix are streamed.
+TEST_F(CudaProducts, AHeadHasTheBitsOfItsColumnsAlone) {
+    constexpr int64_t kOutputs = 65700;
+    const MatrixData data = MatrixData::native(random_, kOutputs, 328, Dtype::bf16);
+    const MatrixData last = data.outputs(kOutputs - 128, 128);
+    Uploads uploads(*gpu_);
+    const Matrix whole = uploads.matrix(data.matrix()), part = uploads.matrix(last.matrix());
+    for (const int64_t m : {1, 3, 8}) {
+        const std::vector<float> x = random_.normals(m * 328);
+        const auto all = run(*gpu_, whole, x), few = run(*gpu_, part, x);
+        for (int64_t r = 0; r < m; ++r) {
+            EXPECT_TRUE(std::equal(few.begin() + r * 128, few.begin() + (r + 1) * 128,
+                                   all.begin() + (r + 1) * kOutputs - 128));
         }
     }
 }
