@@ -13,7 +13,13 @@
 
 namespace quadrille {
 
-class Backend : public Device, public Ops {};
+class Backend : public Device, public Ops {
+  public:
+    // The best that the device itself does, measured now without any op; 0: not known.
+    virtual double best_read() { return 0; }                              // bytes/s
+    virtual double best_decode(int32_t /*bits*/, Codebook) { return 0; }  // EXL3 weights/s
+    virtual double best_multiply() { return 0; }  // multiply-adds/s of 16-bit numbers
+};
 
 // "cpu", "cuda" or "check" (kernels/check: the GPU judged by the CPU; without one, the CPU's best
 // path by its plain one); "cpu-plain", "cpu-avx2" and "cpu-avx512" force the CPU's path (all give

@@ -31,6 +31,7 @@ class DraftOps {
     void propose(const std::vector<int64_t>& contexts, int32_t k) {
         const auto blocks = as_double(std::ssize(contexts));
         const double rows = blocks * as_double(c_.block_size);
+        rows_ = rows;
         const Storage table = storage_of(model_.storage, "embed_tokens");
         add({.kind = WorkKind::draft,
              .weights = rows * as_double(c_.hidden_size * size_of(table.dtype))});
@@ -43,6 +44,7 @@ class DraftOps {
     // Keys and values of `rows` rows of taps.
     void append(double rows) {
         constexpr WorkKind kind = WorkKind::draft_context;
+        rows_ = rows;
         const int64_t taps = std::ssize(c_.target_layer_ids);
         matrix(kind, "fc", c_.hidden_size, taps * c_.hidden_size);
         vectors(kind, c_.hidden_size);
@@ -58,7 +60,7 @@ class DraftOps {
   private:
     void add(const OpWork& op) { ops_.push_back(op); }
     void matrix(WorkKind kind, const std::string& module, int64_t n, int64_t k) {
-        add(matrix_work(kind, storage_of(model_.draft_storage, module), n, k));
+        add(matrix_work(kind, storage_of(model_.draft_storage, module), n, k, rows_));
     }
     void vectors(WorkKind kind, int64_t values) {
         add({.kind = kind, .weights = kFloat * as_double(values)});
@@ -105,8 +107,10 @@ class DraftOps {
     void select(double blocks, int32_t k) {
         constexpr WorkKind kind = WorkKind::draft_head;
         const double rows = blocks * k;
+        rows_ = rows;
         const int64_t vocabulary = model_.plan.vocab.size();
-        add(matrix_work(kind, storage_of(model_.storage, "lm_head"), vocabulary, c_.hidden_size));
+        add(matrix_work(kind, storage_of(model_.storage, "lm_head"), vocabulary, c_.hidden_size,
+                        rows));
         activations(kind, rows, c_.hidden_size + vocabulary);
         if (c_.selector_rank == 0) return;
         const std::string p = "candidate_selector.";
@@ -123,6 +127,7 @@ class DraftOps {
     const StepModel& model_;
     const DraftConfig& c_;
     std::vector<OpWork>& ops_;
+    double rows_ = 0;   // of the matrices added now
     int64_t kv_width_;  // channels of the kv heads this rank holds
     int64_t groups_;    // of the convolutions; 0: none
 };

@@ -25,6 +25,8 @@ void set_floor(BenchRun& run, const StepModel& model, const MachineRates& rates,
     const double pending = steps > 0 ? 1.0 + static_cast<double>(run.accepted) / steps : 1.0;
     const auto passes = static_cast<double>(run.stats.decode_steps);
     run.work.clear();
+    run.floors.clear();
+    run.prefill_floors.clear();
     run.decode_floor = 0;
     for (size_t records = 1; records < passes_by_records.size(); ++records) {
         if (passes_by_records[records] == 0) continue;
@@ -34,13 +36,20 @@ void set_floor(BenchRun& run, const StepModel& model, const MachineRates& rates,
                               .k = static_cast<int32_t>(run.k),
                               .pending = pending});
         run.decode_floor += share * floor_seconds(ops, rates);
+        for (const auto& [kind, floor] : floors_by_kind(ops, rates)) {
+            run.floors[kind] += share * floor;
+        }
         add_share(run.work, ops, share);
     }
     run.prefill_floor = 0;
     if (run.prefill_passes == 0) return;
     const auto prefills = static_cast<double>(run.prefill_passes);
     const double rows = static_cast<double>(run.stats.prefill_tokens) / prefills;
-    run.prefill_floor = prefills * floor_seconds(prefill_work(model, rows, {0}, run.k > 0), rates);
+    const std::vector<OpWork> ops = prefill_work(model, rows, {0}, run.k > 0);
+    run.prefill_floor = prefills * floor_seconds(ops, rates);
+    for (const auto& [kind, floor] : floors_by_kind(ops, rates)) {
+        run.prefill_floors[kind] = prefills * floor;
+    }
 }
 
 }  // namespace quadrille

@@ -115,15 +115,24 @@ std::string split_table(const BenchReport& report) {
 
 // What one decode pass of a rank reads and decodes, by kind.
 std::string work_table(const BenchRun& run) {
-    Table table("lrrrr");
-    table.row({"a decode pass reads", "weights", "state", "activations", "EXL3 weights"});
-    const auto line = [&](const char* title, const WorkSum& sum) {
+    Table table("lrrrrrr");
+    table.row({"a decode pass reads", "weights", "state", "activations", "EXL3 weights", "floor ms",
+               "prefill's"});
+    const auto line = [&](const char* title, const WorkSum& sum, double floor, double prefill) {
         const auto bytes = [](double value) { return format_bytes(std::llround(value)); };
         table.row({title, bytes(sum.weights), bytes(sum.state), bytes(sum.activations),
-                   fmt::format("{:.2f} M", 1e-6 * sum.decoded)});
+                   fmt::format("{:.2f} M", 1e-6 * sum.decoded),
+                   floor > 0 ? number(1e3 * floor) : "-",
+                   prefill > 0 ? number(1e3 * prefill, "{:.1f}") : "-"});
     };
-    for (const auto& [kind, sum] : run.work) line(name(kind), sum);
-    line("all", total_work(run));
+    const auto floor_of = [](const std::map<WorkKind, double>& floors, WorkKind kind) {
+        const auto found = floors.find(kind);
+        return found == floors.end() ? 0.0 : found->second;
+    };
+    for (const auto& [kind, sum] : run.work) {
+        line(name(kind), sum, floor_of(run.floors, kind), floor_of(run.prefill_floors, kind));
+    }
+    line("all", total_work(run), run.decode_floor, run.prefill_floor);
     return table.text();
 }
 
@@ -166,7 +175,12 @@ ordered_json run_json(const BenchRun& run) {
                         {"decode_fraction", number_json(run.decode_fraction())},
                         {"tokens_digest", run.digest()}};
     ordered_json work;
-    for (const auto& [kind, sum] : run.work) work[name(kind)] = work_json(sum);
+    for (const auto& [kind, sum] : run.work) {
+        work[name(kind)] = work_json(sum);
+        if (run.floors.contains(kind)) work[name(kind)]["floor_seconds"] = run.floors.at(kind);
+        if (!run.prefill_floors.contains(kind)) continue;
+        work[name(kind)]["prefill_floor_seconds"] = run.prefill_floors.at(kind);
+    }
     work["all"] = work_json(total_work(run));
     out["step_work"] = std::move(work);
     return out;
@@ -237,6 +251,10 @@ std::string bench_table(const BenchReport& r) {
         head.row({"decodes",
                   fmt::format("{:.3f} G weights/s a rank, {}", 1e-9 * rate, form_name(form))});
     }
+    if (r.rates.multiply > 0) {
+        head.row({"multiplies",
+                  fmt::format("{:.1f} T multiply-adds/s a rank", 1e-12 * r.rates.multiply)});
+    }
     std::string text = head.text() + '\n' + speed_table(r) + '\n' + split_table(r);
     for (const BenchRun& run : r.runs) {
         text += fmt::format("\nbatch {}, K = {}\n{}", run.concurrency, run.k, work_table(run));
@@ -259,7 +277,8 @@ std::string bench_json(const BenchReport& r) {
                         {"prompt_tokens", r.prompt_tokens},
                         {"new_tokens", r.new_tokens},
                         {"repeat", r.repeat},
-                        {"read_bytes_per_second", r.rates.read}};
+                        {"read_bytes_per_second", r.rates.read},
+                        {"multiply_adds_per_second", r.rates.multiply}};
     ordered_json decode;
     for (const auto& [form, rate] : r.rates.decode) decode[form_name(form)] = rate;
     out["exl3_weights_per_second"] = decode.is_null() ? ordered_json::object() : decode;
@@ -286,6 +305,7 @@ std::string bench_rows(const BenchReport& r) {
     for (const auto& [form, rate] : r.rates.decode) {
         row("decode " + form_name(form), 1e-9 * rate, "G weights/s");
     }
+    if (r.rates.multiply > 0) row("multiply", 1e-12 * r.rates.multiply, "T multiply-adds/s");
     for (const BenchRun& run : r.runs) {
         shape = fmt::format("{}, {}, {}, {}, {} new, batch {}, K {}", r.target, r.draft, ranks,
                             r.prompts, r.new_tokens, run.concurrency, run.k);

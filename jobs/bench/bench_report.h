@@ -31,8 +31,10 @@ struct BenchRun {
 
     // The floor of one decode pass (means over the passes), without collectives.
     std::map<WorkKind, WorkSum> work;
-    double decode_floor = 0;   // seconds; 0: not known
-    double prefill_floor = 0;  // seconds of all prefill passes
+    std::map<WorkKind, double> floors;          // seconds
+    std::map<WorkKind, double> prefill_floors;  // seconds of all prefill passes
+    double decode_floor = 0;                    // seconds; 0: not known
+    double prefill_floor = 0;                   // seconds of all prefill passes
     // The same collectives when no rank waits for another's work.
     double collective_floor = 0;               // seconds of one decode pass
     double prefill_collective_floor = 0;       // seconds of all prefill passes

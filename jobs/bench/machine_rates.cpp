@@ -97,11 +97,14 @@ double best_seconds(Backend& backend, const std::function<void()>& work) {
 MachineRates measure_rates(Backend& backend, Communicator& comm, const std::set<Storage>& forms) {
     MachineRates rates;
     comm.barrier();
-    rates.read = slowest(comm, read_rate(backend));
+    rates.read = slowest(comm, std::max(read_rate(backend), backend.best_read()));
+    comm.barrier();
+    rates.multiply = slowest(comm, backend.best_multiply());
     for (const Storage& form : forms) {
         comm.barrier();
-        const double best = std::max(product_rate(backend, form, 1024, 1024),
-                                     product_rate(backend, form, 8192, 4096));
+        const double best = std::max({backend.best_decode(form.bits, form.codebook),
+                                      product_rate(backend, form, 1024, 1024),
+                                      product_rate(backend, form, 8192, 4096)});
         rates.decode[form] = slowest(comm, best);
     }
     return rates;

@@ -17,9 +17,10 @@
 
 namespace quadrille {
 
-// The better of a copy of 128 MiB (bytes read and written) and a one-row product with a fp32 matrix
-// of 256 MiB, and for each of `forms` (the same on all ranks) the best one-row product with a
-// matrix that a cache holds or with a large one. Under a second. Collective.
+// What the device says of itself (Backend::best_read ...) or, where ops do better or it says
+// nothing, what these show: the better of a copy of 128 MiB (bytes read and written) and a one-row
+// product with a fp32 matrix of 256 MiB, and for each of `forms` (the same on all ranks) the best
+// one-row product with a matrix that a cache holds or with a large one. Under a second. Collective.
 MachineRates measure_rates(Backend& backend, Communicator& comm, const std::set<Storage>& forms);
 
 // Seconds of collectives when no rank waits for another's work; each size is measured once.

@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/machine_rates.h"
 
 #include <fmt/format.h>
 
@@ -15,7 +16,8 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int kLowestMajor = 8;  // mma.sync with fp16, bf16 and tf32; cp.async
+constexpr int kLowestMajor = 8;                   // mma.sync with fp16, bf16 and tf32; cp.async
+constexpr int64_t kReadBytes = int64_t{1} << 30;  // that the read rate is measured over
 
 }  // namespace
 
@@ -154,6 +156,16 @@ class GraphRecording final : public Recording {
 std::unique_ptr<Recording> CudaBackend::record(const std::function<void()>& work) {
     workspace_.keep();
     return std::make_unique<GraphRecording>(Graph::record(stream_, work), stream_);
+}
+
+double CudaBackend::best_read() {
+    return read_rate(kReadBytes, processors(), stream_);
+}
+double CudaBackend::best_decode(int32_t bits, Codebook codebook) {
+    return decode_rate(bits, codebook == Codebook::mul1, processors(), stream_);
+}
+double CudaBackend::best_multiply() {
+    return multiply_rate(processors(), stream_);
 }
 
 void CudaBackend::copy(void* to, const void* from, int64_t bytes) {

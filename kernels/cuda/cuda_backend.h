@@ -47,6 +47,9 @@ class CudaBackend final : public Backend {
     void fetch(void* host, const void* from, int64_t bytes) override;
     bool records() const override { return true; }
     std::unique_ptr<Recording> record(const std::function<void()>& work) override;
+    double best_read() override;
+    double best_decode(int32_t bits, Codebook codebook) override;
+    double best_multiply() override;
 
 #define QUADRILLE_OP(name, parameters, arguments) void name parameters override;
 #include "kernels/ops.def"

@@ -93,7 +93,36 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4* from, int64_t co
     if (sum == 0x12345678u) out[0].x = sum;
 }
 
+constexpr int kChains = 8;  // of a warp, which do not wait for each other
+constexpr int kMultiplies = 4000;
+
+__global__ void __launch_bounds__(kThreads) multiply_kernel(float* out) {
+    const uint32_t thread = threadIdx.x;
+    // Numbers near one.
+    const uint32_t a[4] = {0x3f803f81u + thread, 0x3f823f80u, 0x3f803f83u + thread, 0x3f853f80u};
+    float acc[kChains][4] = {};
+    for (int i = 0; i < kMultiplies; ++i) {
+#pragma unroll
+        for (int c = 0; c < kChains; ++c) mma_bf16(acc[c], a, 0xbf803f80u + thread, 0x3f80bf81u);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) sum += acc[c][0] + acc[c][1] + acc[c][2] + acc[c][3];
+    if (sum == 1.2345f) out[thread] = sum;
+}
+
 }  // namespace
+
+double multiply_rate(int32_t processors, const Stream& stream) {
+    const DeviceBuffer out(kThreads * 4);
+    const auto blocks = static_cast<unsigned>(processors * kBlocks);
+    const double seconds = best_time(stream, [&] {
+        multiply_kernel<<<blocks, kThreads, 0, stream.get()>>>(static_cast<float*>(out.data()));
+        LAUNCH_CHECK();
+    });
+    constexpr double kOfWarp = double{kMultiplies} * kChains * 16 * 8 * 16;
+    return static_cast<double>(blocks) * kWarps * kOfWarp / seconds;
+}
 
 double decode_rate(int32_t bits, bool mul1, int32_t processors, const Stream& stream) {
     switch (bits) {

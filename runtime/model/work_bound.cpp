@@ -59,7 +59,7 @@ class TargetOps {
   private:
     void add(const OpWork& op) { ops_.push_back(op); }
     void matrix(WorkKind kind, const std::string& module, int64_t n, int64_t k) {
-        add(matrix_work(kind, storage_of(storage_, module), n, k));
+        add(matrix_work(kind, storage_of(storage_, module), n, k, pass_.rows));
     }
     void vectors(WorkKind kind, int64_t values) {
         add({.kind = kind, .weights = kFloat * as_double(values)});
@@ -119,7 +119,7 @@ class TargetOps {
         matrix(kind, p + "kv_a_proj_with_mqa", r, h);
         Storage kv_b = storage_of(storage_, p + "kv_b_proj");
         if (kv_b.is_exl3()) kv_b = {.dtype = Dtype::f32};  // attention wants it native
-        add(matrix_work(kind, kv_b, heads * (key + value), r));
+        add(matrix_work(kind, kv_b, heads * (key + value), r, pass_.rows));
         matrix(kind, p + "o_proj", h, heads * value);
         vectors(kind, c_.q_lora_rank + r);
         activations(kind, h + c_.q_lora_rank + r + heads * (key + value));
@@ -177,8 +177,14 @@ class TargetOps {
         for (const auto& [form, counts] : forms) {
             for (size_t part = 0; part < parts.size(); ++part) {
                 const bool down = part == 2;
-                add(matrix_work(WorkKind::experts, form, down ? c_.hidden_size : width,
-                                down ? width : c_.hidden_size, share * as_double(counts[part])));
+                const auto count = as_double(counts[part]);
+                const double rows = pass_.rows * as_double(c_.experts_per_token) * count /
+                                    as_double(c_.num_experts);
+                OpWork op = matrix_work(WorkKind::experts, form, down ? c_.hidden_size : width,
+                                        down ? width : c_.hidden_size, rows);
+                op.weights *= share * count;
+                op.decoded *= share * count;
+                add(op);
             }
         }
         activations(WorkKind::experts, c_.experts_per_token * 2 * width);
@@ -188,7 +194,8 @@ class TargetOps {
     void head() {
         constexpr WorkKind kind = WorkKind::head;
         const double rows = kFloat * pass_.logit_rows;
-        matrix(kind, "lm_head", plan_.vocab.size(), c_.hidden_size);
+        add(matrix_work(kind, storage_of(storage_, "lm_head"), plan_.vocab.size(), c_.hidden_size,
+                        pass_.logit_rows));
         vectors(kind, c_.hidden_size);
         add({.kind = kind,
              .activations =
@@ -260,18 +267,18 @@ const char* name(WorkKind kind) {
     return kNames.at(static_cast<size_t>(kind));
 }
 
-OpWork matrix_work(WorkKind kind, const Storage& storage, int64_t n, int64_t k, double share) {
-    OpWork op{.kind = kind, .storage = storage};
+OpWork matrix_work(WorkKind kind, const Storage& storage, int64_t n, int64_t k, double rows) {
+    OpWork op{.kind = kind, .multiplied = rows * as_double(n * k), .storage = storage};
     if (!storage.is_exl3()) {
-        op.weights = share * as_double(n * k * size_of(storage.dtype));
+        op.weights = as_double(n * k * size_of(storage.dtype));
         return op;
     }
-    const int64_t rows = exl3::padded(n);
-    const int64_t cols = exl3::padded(k);
-    op.decoded = share * as_double(rows * cols);
+    const int64_t outputs = exl3::padded(n);
+    const int64_t inputs = exl3::padded(k);
+    op.decoded = as_double(outputs * inputs);
     // The trellis, and an fp16 scale of every input and output.
     op.weights =
-        share * as_double(exl3::trellis_bytes(rows, cols, storage.bits) + 2 * (rows + cols));
+        as_double(exl3::trellis_bytes(outputs, inputs, storage.bits) + 2 * (outputs + inputs));
     return op;
 }
 
@@ -295,13 +302,21 @@ std::map<WorkKind, WorkSum> sums_by_kind(std::span<const OpWork> ops) {
 
 double floor_seconds(std::span<const OpWork> ops, const MachineRates& rates) {
     double seconds = 0;
+    for (const auto& [kind, floor] : floors_by_kind(ops, rates)) seconds += floor;
+    return seconds;
+}
+
+std::map<WorkKind, double> floors_by_kind(std::span<const OpWork> ops, const MachineRates& rates) {
+    std::map<WorkKind, double> floors;
     for (const OpWork& op : ops) {
         const double reading = rates.read > 0 ? op.bytes() / rates.read : 0.0;
         const auto rate = rates.decode.find(op.storage);
         const bool known = op.decoded > 0 && rate != rates.decode.end() && rate->second > 0;
-        seconds += std::max(reading, known ? op.decoded / rate->second : 0.0);
+        const double multiplying = rates.multiply > 0 ? op.multiplied / rates.multiply : 0.0;
+        floors[op.kind] +=
+            std::max({reading, known ? op.decoded / rate->second : 0.0, multiplying});
     }
-    return seconds;
+    return floors;
 }
 
 }  // namespace quadrille

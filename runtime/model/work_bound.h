@@ -69,13 +69,14 @@ struct OpWork {
     double state = 0;        // bytes: recurrent states, caches
     double activations = 0;  // bytes
     double decoded = 0;      // EXL3 weights, of `storage`
+    double multiplied = 0;   // multiply-adds with matrices
     Storage storage{};
 
     double bytes() const { return weights + state + activations; }
 };
 
-// One matrix of n outputs and k inputs as a rank holds it, a share of it read (experts).
-OpWork matrix_work(WorkKind kind, const Storage& storage, int64_t n, int64_t k, double share = 1.0);
+// One matrix of n outputs and k inputs as a rank holds it, for `rows` rows.
+OpWork matrix_work(WorkKind kind, const Storage& storage, int64_t n, int64_t k, double rows);
 
 struct PassShape {
     double rows = 1;                  // tokens
@@ -106,8 +107,11 @@ std::map<WorkKind, WorkSum> sums_by_kind(std::span<const OpWork> ops);
 struct MachineRates {
     double read = 0;                     // bytes/s
     std::map<Storage, double> decode{};  // EXL3 weights/s, by bits and codebook
+    double multiply = 0;                 // multiply-adds/s
 };
-// Sum over the ops of the larger of bytes / read and decoded / decode. 0: nothing is known.
+// Sum over the ops of the largest of bytes / read, decoded / decode and multiplied / multiply. 0:
+// nothing is known.
 double floor_seconds(std::span<const OpWork> ops, const MachineRates& rates);
+std::map<WorkKind, double> floors_by_kind(std::span<const OpWork> ops, const MachineRates& rates);
 
 }  // namespace quadrille

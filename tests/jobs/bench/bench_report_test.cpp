@@ -49,6 +49,7 @@ BenchRun make_run(int64_t k, int64_t concurrency) {
     run.accepted = 6;
     run.work[WorkKind::kda] = {.weights = 3e6, .state = 1e6, .activations = 5e5, .decoded = 2e6};
     run.work[WorkKind::head] = {.weights = 1e6, .state = 0, .activations = 5e5, .decoded = 1e6};
+    run.floors = {{WorkKind::kda, 0.01}, {WorkKind::head, 0.005}};
     run.decode_floor = 0.015;
     run.prefill_floor = 0.15;
     run.collective_floor = 0.01;
@@ -201,6 +202,7 @@ TEST(BenchJson, HoldsEveryRunAndWhetherTheyAgree) {
     EXPECT_EQ(run["decode_fraction"], 0.5);
     EXPECT_EQ(run["step_work"]["all"]["exl3_weights"], 3e6);
     EXPECT_EQ(run["step_work"]["KDA"]["state_bytes"], 1e6);
+    EXPECT_EQ(run["step_work"]["KDA"]["floor_seconds"], 0.01);
     EXPECT_EQ(run["tokens_digest"], make_run(0, 1).digest());
     report.runs[1].tokens[0][0] = 7;
     report.runs[0].stats.decode_steps = 0;  // no number, but still JSON
@@ -284,6 +286,12 @@ TEST(BenchFloor, IsTheMeanOverPassesOfEveryBatchSize) {
     EXPECT_DOUBLE_EQ(run.decode_floor, 0.75 * floor(1) + 0.25 * floor(3));
     EXPECT_DOUBLE_EQ(run.prefill_floor,
                      2 * floor_seconds(prefill_work(model, 100, {0}, false), rates));
+    double sum = 0;
+    for (const auto& [kind, seconds] : run.floors) sum += seconds;
+    EXPECT_DOUBLE_EQ(sum, run.decode_floor);
+    sum = 0;
+    for (const auto& [kind, seconds] : run.prefill_floors) sum += seconds;
+    EXPECT_DOUBLE_EQ(sum, run.prefill_floor);
     const double one_state = 34.0 * 4 * (64 * 128 * 128 + 3 * 24576 + 4 * 8192 + 64);
     EXPECT_NEAR(run.work[WorkKind::kda].state, 1.5 * one_state, 1.0);  // 1.5 records a pass
     set_floor(run, model, rates, std::vector<int64_t>{0, 4}, 100);     // sets, does not add

@@ -144,15 +144,34 @@ TEST(Floor, WithoutLogitsReadsNoHead) {
 
 TEST(Floor, PadsExl3MatricesToBlocks) {
     const Storage three = {.bits = 3};
-    const OpWork op = matrix_work(WorkKind::dense, three, 192, 130, 0.5);
-    EXPECT_DOUBLE_EQ(op.decoded, 0.5 * 256 * 256);
-    EXPECT_DOUBLE_EQ(op.weights, 0.5 * (256 * 256 * 3 / 8 + 2 * 512));
-    const OpWork native = matrix_work(WorkKind::dense, {.dtype = Dtype::f32}, 192, 130);
+    const OpWork op = matrix_work(WorkKind::dense, three, 192, 130, 2.5);
+    EXPECT_DOUBLE_EQ(op.decoded, 256 * 256);
+    EXPECT_DOUBLE_EQ(op.weights, 256 * 256 * 3 / 8 + 2 * 512);
+    EXPECT_DOUBLE_EQ(op.multiplied, 2.5 * 192 * 130);
+    const OpWork native = matrix_work(WorkKind::dense, {.dtype = Dtype::f32}, 192, 130, 1);
     EXPECT_DOUBLE_EQ(native.weights, 4.0 * 192 * 130);
     EXPECT_DOUBLE_EQ(native.decoded, 0.0);
 }
 
-TEST(Floor, IsBoundByMemoryOrByDecoding) {
+TEST(Floor, CountsWhatIsMultiplied) {
+    const auto sums = [](double rows) {
+        std::map<WorkKind, double> multiplied;
+        const ModelConfig config = full_config();
+        for (const OpWork& op :
+             target_work(config, routed_only(2), plan_shards(config, 2, 0),
+                         {.rows = rows, .logit_rows = 3, .contexts = {0}, .pending = 0})) {
+            multiplied[op.kind] += op.multiplied;
+        }
+        return multiplied;
+    };
+    // Half of an expert to a rank; eight of them for every row, however many are distinct.
+    EXPECT_DOUBLE_EQ(sums(500)[WorkKind::experts], 500.0 * 8 * 42 * 3 * 4096 * 1024);
+    EXPECT_DOUBLE_EQ(sums(1)[WorkKind::experts], 8.0 * 42 * 3 * 4096 * 1024);
+    EXPECT_DOUBLE_EQ(sums(500)[WorkKind::head], 3.0 * 77440 * 4096);
+    EXPECT_DOUBLE_EQ(sums(500)[WorkKind::dense], 500.0 * 3 * 3 * 4096 * 6144);
+}
+
+TEST(Floor, IsBoundByMemoryDecodingOrMultiplying) {
     const Storage two = {.bits = 2};
     const std::vector<OpWork> ops = {
         {.kind = WorkKind::kda, .weights = 100, .state = 20, .activations = 30},
@@ -165,6 +184,14 @@ TEST(Floor, IsBoundByMemoryOrByDecoding) {
     rates.decode.clear();  // not known: bound by memory alone
     EXPECT_DOUBLE_EQ(floor_seconds(ops, rates), 15 + 5);
     EXPECT_DOUBLE_EQ(floor_seconds(ops, {}), 0.0);
+    const std::vector<OpWork> many = {{.kind = WorkKind::kda, .weights = 10, .multiplied = 60},
+                                      {.kind = WorkKind::kda, .weights = 20},
+                                      {.kind = WorkKind::head, .weights = 30, .multiplied = 60}};
+    rates.multiply = 30;
+    EXPECT_DOUBLE_EQ(floor_seconds(many, rates), 2 + 2 + 3);
+    const auto floors = floors_by_kind(many, rates);
+    EXPECT_EQ(floors.size(), 2u);
+    EXPECT_DOUBLE_EQ(floors.at(WorkKind::kda), 2 + 2);
 }
 
 TEST(Floor, NamesAMissingModule) {
