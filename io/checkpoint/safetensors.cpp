@@ -268,7 +268,7 @@ std::string Tensor::describe() const {
     return fmt::format("{} [{}]", quadrille::name(dtype), fmt::join(shape, ", "));
 }
 
-Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
+Checkpoint::Checkpoint(const fs::path& folder, const Opening& opening) : folder_(folder) {
     std::error_code code;
     if (!fs::is_directory(folder, code)) {
         throw Error(ErrorKind::input,
@@ -293,6 +293,7 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
                         fmt::format("{}: tensor {}: expected in {}, found no such file",
                                     index.string(), expected.front(), shard));
         }
+        if (opening) opening(file);
         add_file(file);
         for (const std::string& name : expected) {
             const Tensor* found = find(name);

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -36,8 +37,11 @@ int64_t find_non_finite(const std::byte* data, Dtype dtype, int64_t count);
 
 class Checkpoint {
   public:
+    // Told of each file before it is opened: a file system that hangs does so then.
+    using Opening = std::function<void(const std::filesystem::path&)>;
+
     // Throws Error{input} naming file, tensor, expected and found; Error{io} where reading fails.
-    explicit Checkpoint(const std::filesystem::path& folder);
+    explicit Checkpoint(const std::filesystem::path& folder, const Opening& opening = {});
     // Only these files of the folder, as tensors of one checkpoint.
     Checkpoint(const std::filesystem::path& folder, const std::vector<std::string>& files);
     // Without files: tensors of different names whose bytes, where they have any, lie in `data`.

@@ -57,7 +57,7 @@ const std::pair<const char*, json> kOnly[] = {
 };
 
 // Read elsewhere, or without influence on what is generated.
-constexpr std::array<std::string_view, 17> kOthers = {"best_of",
+constexpr std::array<std::string_view, 18> kOthers = {"best_of",
                                                       "model",
                                                       "prompt",
                                                       "max_tokens",
@@ -73,7 +73,8 @@ constexpr std::array<std::string_view, 17> kOthers = {"best_of",
                                                       "service_tier",
                                                       "store",
                                                       "stream_options",
-                                                      "safety_identifier"};
+                                                      "safety_identifier",
+                                                      "prompt_cache_key"};
 
 bool is_known(const std::string& key) {
     const auto named = [&](const auto& pair) { return key == pair.first; };
@@ -144,8 +145,7 @@ bool is_batch_line(const JsonObject& line) {
     return !ours && (line.has("custom_id") || line.has("body"));
 }
 
-void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord& record,
-                     std::map<std::string, int64_t>& unknown_keys) {
+void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord& record) {
     if (line.has("method") && line.string("method") != "POST") line.fail("method", "\"POST\"");
     const JsonObject body = line.object("body");
     bool chat = body.has("messages");
@@ -175,7 +175,8 @@ void read_batch_line(const JsonObject& line, std::string_view text, PromptRecord
     if (body.has("stop")) record.stop_text = read_texts(body, "stop");
     if (body.has("stop_token_ids")) record.stop_tokens = read_tokens(body, "stop_token_ids");
     for (const auto& item : body.value().items()) {
-        if (!is_known(item.key())) ++unknown_keys["body." + item.key()];
+        if (item.value().is_null() || is_known(item.key())) continue;
+        body.fail(item.key(), "no such field: what it asks for cannot be honoured");
     }
 }
 

@@ -151,7 +151,7 @@ void PromptLines::read_object(PromptRecord& record) {
         record = std::move(failed);
     };
     try {
-        if (batch) return read_batch_line(object, lines_.line(), record, unknown_keys_);
+        if (batch) return read_batch_line(object, lines_.line(), record);
         read_plain_line(object, lines_.line(), record, unknown_keys_);
     } catch (const ValueError& error) {
         fail(error);

@@ -102,11 +102,11 @@ int BenchJob::run() {
 }
 
 void BenchJob::start_up() {
-    agree(host_, "groups", [&] { check_groups(); });
+    session_.agree("groups", [&] { check_groups(); });
     session_.choose_backend();
     comm_.emplace(session_.model_comm());
     session_.read_checkpoint(most_drafts());
-    agree(host_, "files", [&] {
+    session_.agree("files", [&] {
         if (!leads()) return;
         read_prompts();
         check_outputs();
@@ -116,7 +116,7 @@ void BenchJob::start_up() {
     const int64_t slots = std::min(most_records(), std::ssize(prompts_));
     session_.load(model_limits(slots, shape_.capacity, options_.max_batched_tokens, most_drafts()),
                   shape_.known_tokens, *comm_);
-    agree(host_, "floor", [&] { set_up_floor(); });
+    session_.agree("floor", [&] { set_up_floor(); });
 }
 
 void BenchJob::check_groups() {

@@ -16,7 +16,8 @@ namespace {
 // is never finished in short starts; a row costs 1/32 of a slot's KDA state.
 constexpr int32_t kReplayBlock = 8;
 
-TargetFiles open_target(const ModelChoice& choice, int ranks, int rank) {
+TargetFiles open_target(const ModelChoice& choice, int ranks, int rank,
+                        const Checkpoint::Opening& opening) {
     if (choice.made) {
         MadeTarget made = make_glm_target(*choice.made);
         plan_shards(made.config, ranks, rank);
@@ -25,7 +26,7 @@ TargetFiles open_target(const ModelChoice& choice, int ranks, int rank) {
     // Read first: of a folder with several faults the configuration's is told.
     ModelConfig config = read_model_config(choice.target);
     plan_shards(config, ranks, rank);
-    return {std::move(config), Checkpoint(choice.target)};
+    return {std::move(config), Checkpoint(choice.target, opening)};
 }
 
 }  // namespace
@@ -44,8 +45,9 @@ int32_t prefill_rows(const ModelLimits& limits) {
     return static_cast<int32_t>(prefill_floor(limits.max_rows));
 }
 
-JobModels::JobModels(const ModelChoice& choice, int ranks, int rank)
-    : files_(open_target(choice, ranks, rank)) {
+JobModels::JobModels(const ModelChoice& choice, int ranks, int rank,
+                     const Checkpoint::Opening& opening)
+    : files_(open_target(choice, ranks, rank, opening)) {
     const DrafterChoice drafter = {
         .folder = choice.draft, .placement = choice.placement, .k = choice.k};
     if (choice.made && choice.k > 0) {

@@ -48,7 +48,9 @@ class JobModels {
   public:
     // Reads for one of `ranks` ranks. Error{input} for what the folders hold, Error{usage} for a k,
     // a placement or ranks that they do not allow. Not collective.
-    JobModels(const ModelChoice& choice, int ranks, int rank);
+    // `opening`: as Checkpoint's, of the target.
+    JobModels(const ModelChoice& choice, int ranks, int rank,
+              const Checkpoint::Opening& opening = {});
     JobModels(const JobModels&) = delete;
     JobModels& operator=(const JobModels&) = delete;
 

@@ -29,7 +29,7 @@ ModelSession::ModelSession(const ModelOptions& options, const RankStart& start)
     : options_(options), start_(start), log_(start.session.rank() == 0) {
     MpiSession& session = start_.session;
     const std::vector<Placement> all =
-        agree(world(), "ranks", [&] { return place_ranks(session.hosts(), options_.tp); });
+        agree("ranks", [&] { return place_ranks(session.hosts(), options_.tp); });
     for (const Placement& placement : all) group_of_rank_.push_back(placement.group);
     placement_ = all[static_cast<size_t>(session.rank())];
     if (group_count() == 1) return;
@@ -71,19 +71,21 @@ void ModelSession::choose_backend() {
 }
 
 void ModelSession::read_checkpoint(int32_t k) {
-    agree(world(), "checkpoint", [&] {
+    agree("checkpoint", [&] {
+        position_.about(options_.target);
         models_.emplace(ModelChoice{.target = options_.target,
                                     .draft = options_.draft,
                                     .placement = options_.draft_placement,
                                     .k = k,
                                     .made = options_.made},
-                        group().size(), group().rank());
+                        group().size(), group().rank(),
+                        [this](const std::filesystem::path& file) { position_.about(file); });
     });
     h5::Attributes own = models_->identity();
     own["program"] = fmt::format("{} {}", version(), commit());
     own["backend"] = backend().name();
     const std::vector<std::string> all = gather_texts(world(), field_lines(own));
-    agree(world(), "models of all ranks", [&] {
+    agree("models of all ranks", [&] {
         const std::string differing = differing_fields(all, mpi().hosts());
         if (differing.empty()) return;
         throw Error(ErrorKind::input,
@@ -94,7 +96,7 @@ void ModelSession::read_checkpoint(int32_t k) {
 
 void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,
                         const std::vector<int64_t>& taps) {
-    agree(world(), "weights",
+    agree("weights",
           [&] { models_->load(backend(), comm, position_, limits, known_tokens, taps); });
 }
 

@@ -43,6 +43,10 @@ class ModelSession {
     template <class Body>
     void start_up(Body&& body);
 
+    // A phase of start-up: as quadrille::agree over all ranks, and the watchdog knows of it.
+    template <class Work>
+    auto agree(const char* phase, Work&& work);
+
     void choose_backend();
     // What the folders of the models hold, for up to k drafts a step. Ranks that read other files
     // than each other are an Error{input} with a table.
@@ -99,6 +103,22 @@ void ModelSession::start_up(Body&& body) {
         if (fatal_) fatal_->end(std::current_exception());
         throw;
     }
+}
+
+template <class Work>
+auto ModelSession::agree(const char* phase, Work&& work) {
+    struct Wait {
+        Position& position;
+        ~Wait() { position.wait(); }
+    };
+    position_.begin(phase);
+    return quadrille::agree(
+        world(), phase,
+        [&] {
+            const Wait at_end{position_};
+            return std::forward<Work>(work)();
+        },
+        start_.session.hosts());
 }
 
 }  // namespace quadrille

@@ -121,11 +121,11 @@ void GenerateJob::start_up() {
     facts_.libraries = session_.libraries();
     facts_.groups = session_.group_count();
     session_.read_checkpoint(k_);
-    agree(world_, "accept rule", [&] { check_accept_rule(); });
+    session_.agree("accept rule", [&] { check_accept_rule(); });
     open_files();
     if (options_.dry_run || shape_.skipped || shape_.remaining == 0) return;
     if (several()) make_board();
-    agree(world_, "tokenizer", [&] {  // every rank looks for stop strings
+    session_.agree("tokenizer", [&] {  // every rank looks for stop strings
         if (shape_.stop_text && !session_.leads()) tokenizer_ = make_tokenizer(options_.target);
     });
     load_model();
@@ -151,7 +151,7 @@ void GenerateJob::open_files() {
                                   .k = k_,
                                   .log = session_.log(),
                                   .before_commit = [this] { check_launcher(); }};
-    agree(world_, "files", [&] {
+    session_.agree("files", [&] {
         if (!session_.leads_run()) return;
         const std::filesystem::path heartbeat =
             Heartbeat::check(options_.heartbeat, other_files(options_, options_.out));
@@ -161,7 +161,7 @@ void GenerateJob::open_files() {
     });
     world_.broadcast_host(&shape_, sizeof shape_, 0);
     if (!several() || shape_.skipped) return;
-    agree(world_, "files of groups", [&] {
+    session_.agree("files of groups", [&] {
         if (!session_.leads() || session_.leads_run()) return;
         files_ = &group_files_.emplace(around, shape_);
     });
@@ -177,7 +177,7 @@ void GenerateJob::join_groups() {
         std::ranges::copy(files_->done(), done.begin());
     }
     world_.broadcast_host(done.data(), std::ssize(done), 0);
-    agree(world_, "results of groups", [&] {
+    session_.agree("results of groups", [&] {
         if (files_ == nullptr) return;
         const auto group = static_cast<size_t>(session_.mpi().rank());
         if (runs[group] != runs[0]) {

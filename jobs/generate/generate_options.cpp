@@ -39,7 +39,7 @@ int64_t time_until(const std::string& end) {
 
 void add_records(CLI::App& app, GenerateOptions& options) {
     const std::string records = "Records";
-    add_number(app, "--max-new-tokens", options.record.max_new_tokens, 1, kMaxTokens,
+    add_number(app, "--max-new-tokens", options.record.max_new_tokens, 0, kMaxTokens,
                "new tokens per record [256]")
         ->group(records);
     add_number(app, "--max-context", options.max_context, 2, kMaxTokens,

@@ -19,7 +19,7 @@ TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& positio
       plan_(plan_shards(config, comm.size(), comm.rank())),
       limits_(limits),
       tap_layers_(std::move(taps)),
-      loader_(backend, checkpoint),
+      loader_(backend, checkpoint, &position),
       hyper_(backend, config, limits.max_rows),
       reduce_(backend, comm, limits.max_rows, config.hidden_size),
       kda_scratch_(backend, config, plan_, limits.max_rows),

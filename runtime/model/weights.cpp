@@ -47,11 +47,14 @@ std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-WeightLoader::WeightLoader(Backend& backend, const Checkpoint& checkpoint)
-    : backend_(backend), checkpoint_(checkpoint) {}
+WeightLoader::WeightLoader(Backend& backend, const Checkpoint& checkpoint, Position* position)
+    : backend_(backend), checkpoint_(checkpoint), position_(position) {}
 
 const Tensor& WeightLoader::need(const std::string& tensor_name, const std::string& expected) {
     used_.insert(tensor_name);
+    if (position_ != nullptr) {
+        position_->about(fmt::format("{}: tensor {}", checkpoint_.folder().string(), tensor_name));
+    }
     return checkpoint_.get(tensor_name, expected);
 }
 

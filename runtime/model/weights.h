@@ -11,6 +11,7 @@
 #include "kernels/buffer.h"
 #include "kernels/matrix.h"
 #include "runtime/model/shard.h"
+#include "runtime/ranks/position.h"
 
 #include <cstdint>
 #include <map>
@@ -22,7 +23,8 @@ namespace quadrille {
 
 class WeightLoader {
   public:
-    WeightLoader(Backend& backend, const Checkpoint& checkpoint);
+    // `position`, where there is one, is told which tensor is read.
+    WeightLoader(Backend& backend, const Checkpoint& checkpoint, Position* position = nullptr);
 
     bool has_module(const std::string& module) const;  // in any form
 
@@ -72,6 +74,7 @@ class WeightLoader {
 
     Backend& backend_;
     const Checkpoint& checkpoint_;
+    Position* position_;
     std::vector<Buffer> blocks_;
     std::map<Dtype, Buffer> made_;  // what made tensors are filled from
     int64_t block_used_ = 0;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <new>
 #include <string>
 #include <vector>
@@ -59,7 +60,8 @@ Error as_error(std::exception_ptr exception) {
     }
 }
 
-void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr error) {
+void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr error,
+              std::span<const std::string> hosts) {
     std::optional<Error> own;
     if (error) own = as_error(error);
     const std::string message = own ? own->what() : "";
@@ -86,9 +88,12 @@ void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr err
         everywhere =
             everywhere && notes[other].kind == first->kind && messages[other] == messages[rank];
     }
+    const bool named = std::ranges::adjacent_find(hosts, std::not_equal_to<>{}) != hosts.end();
+    const std::string who =
+        named ? fmt::format("{} on {}", rank, hosts[rank]) : fmt::to_string(rank);
     throw AgreedError(
         static_cast<ErrorKind>(first->kind),
-        everywhere ? messages[rank] : fmt::format("{} (rank {})", messages[rank], rank),
+        everywhere ? messages[rank] : fmt::format("{} (rank {})", messages[rank], who),
         own ? own->where() : std::source_location::current());
 }
 

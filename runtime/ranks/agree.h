@@ -8,6 +8,7 @@
 
 #include <exception>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -24,11 +25,14 @@ class AgreedError : public Error {
 
 // Collective: `error` is this rank's, null if it has none. Returns if no rank has one. The error
 // of the lowest rank that has one is thrown on all, "(rank r)" added unless all say the same.
-void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr error);
+// `hosts` of all ranks, where there are several: "(rank r on HOST)".
+void agree_on(Communicator& comm, std::string_view phase, std::exception_ptr error,
+              std::span<const std::string> hosts = {});
 
 // Runs `work`, which must not talk to other ranks, and agrees on its outcome. Returns its result.
 template <class Work>
-auto agree(Communicator& comm, std::string_view phase, Work&& work) {
+auto agree(Communicator& comm, std::string_view phase, Work&& work,
+           std::span<const std::string> hosts = {}) {
     using Result = std::invoke_result_t<Work>;
     std::exception_ptr error;
     if constexpr (std::is_void_v<Result>) {
@@ -37,7 +41,7 @@ auto agree(Communicator& comm, std::string_view phase, Work&& work) {
         } catch (...) {
             error = std::current_exception();
         }
-        agree_on(comm, phase, error);
+        agree_on(comm, phase, error, hosts);
     } else {
         std::optional<Result> result;
         try {
@@ -45,7 +49,7 @@ auto agree(Communicator& comm, std::string_view phase, Work&& work) {
         } catch (...) {
             error = std::current_exception();
         }
-        agree_on(comm, phase, error);
+        agree_on(comm, phase, error, hosts);
         return std::move(*result);
     }
 }

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace quadrille {
 
 std::string position_text(int64_t step, int32_t layer, const char* op) {
@@ -11,8 +13,23 @@ std::string position_text(int64_t step, int32_t layer, const char* op) {
     return fmt::format("{}{}, op {}", at, in, op);
 }
 
+void Position::begin(const char* phase) {
+    about({});
+    op_.store(phase, std::memory_order_relaxed);
+    busy_.store(true, std::memory_order_relaxed);
+}
+
+void Position::about(std::string subject) {
+    const std::lock_guard lock(mutex_);
+    subject_ = std::move(subject);
+    signs_.store(signs_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
 std::string Position::text() const {
-    return position_text(step(), layer(), op());
+    std::string text = position_text(step(), layer(), op());
+    const std::lock_guard lock(mutex_);
+    if (step() < 0 && !subject_.empty()) text += ", " + subject_;
+    return text;
 }
 
 }  // namespace quadrille

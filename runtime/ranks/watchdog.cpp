@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <tuple>
 
 namespace quadrille {
@@ -23,6 +24,21 @@ constexpr auto kGap = 2s;
 // Ranks report one after the other, so that one line is printed: the first ends the job, which
 // takes up to a second, and they learn of a stand-still up to a second apart.
 constexpr auto kTurn = 2s;
+constexpr int kTurns = 4;
+// A process that hangs in a read still runs its helpers' threads now and then: less than this and
+// a fiftieth of the time is no work.
+constexpr auto kIdle = 50ms;
+
+Watchdog::Clock::duration time_of(clockid_t clock) {
+    timespec time{};
+    ::clock_gettime(clock, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// Processor time of the process, without the thread that asks.
+Watchdog::Clock::duration time_used() {
+    return time_of(CLOCK_PROCESS_CPUTIME_ID) - time_of(CLOCK_THREAD_CPUTIME_ID);
+}
 
 }  // namespace
 
@@ -40,7 +56,8 @@ Watchdog::Watchdog(const MpiSession& session, const Position& position, Fatal& f
     require(limit >= 4s, "a watchdog with a limit of at least 4 s");
     if (groups_.empty()) groups_.resize(peers_.size(), 0);
     require(groups_.size() == peers_.size(), "a group of every rank");
-    for (Peer& peer : peers_) peer.heard = peer.moved = Clock::now();
+    moved_ = Clock::now();
+    for (Peer& peer : peers_) peer.heard = peer.moved = moved_;
     peers_[static_cast<size_t>(mailbox_.rank())].left = true;
     thread_ = std::thread([this] { run(); });
 }
@@ -58,6 +75,7 @@ void Watchdog::run() try {
         const Clock::time_point now = Clock::now();
         if (now - last_poll > kGap) {
             for (Peer& peer : peers_) peer.heard = peer.moved = now;
+            moved_ = now;
         }
         last_poll = now;
         bool told = false;
@@ -69,6 +87,7 @@ void Watchdog::run() try {
         if (leaving && told && all_left()) return;
         if (launcher_.gone())
             fatal_.end(Error(ErrorKind::comm, "the launcher of this rank is gone"));
+        judge_own(now);
         judge(now);
         std::this_thread::sleep_for(leaving ? Clock::duration(kPollAtTheEnd)
                                             : Clock::duration(kPoll));
@@ -123,6 +142,26 @@ void Watchdog::listen(Clock::time_point now) {
 
 bool Watchdog::all_left() const {
     return std::ranges::all_of(peers_, [](const Peer& peer) { return peer.left; });
+}
+
+void Watchdog::judge_own(Clock::time_point now) {
+    const int64_t signs = position_.signs();
+    const Clock::duration used = time_used();
+    const bool worked = used - used_ > kIdle + (now - moved_) / 50;
+    if (!position_.busy() || signs != signs_ || worked) {
+        signs_ = signs;
+        used_ = used;
+        moved_ = now;
+    }
+    // Ranks that hang together report one after the other, so that one line is printed.
+    const Clock::duration turn = kTurn * std::min(mailbox_.rank(), kTurns);
+    if (now - moved_ <= patience_ + turn) return;
+    fatal_.end(
+        Error(ErrorKind::comm,
+              fmt::format("rank {} ({}) has not moved for {} s, at {}", mailbox_.rank(),
+                          hosts_[static_cast<size_t>(mailbox_.rank())],
+                          std::chrono::duration_cast<std::chrono::seconds>(now - moved_).count(),
+                          position_.text())));
 }
 
 void Watchdog::judge(Clock::time_point now) {

@@ -2,7 +2,8 @@
 // Watchdog: a thread per rank that tells all others once a second where its rank is, on a
 // communicator of its own. A rank that falls silent (stopped, swapped out, host lost), that stands
 // still while the others wait for it, or whose launcher is gone, ends the job with an error that
-// names it, instead of a hang.
+// names it, instead of a hang. In start-up, where ranks do different things, each judges itself: it
+// hangs when it works, as Position says, and neither gives a sign of life nor uses the processor.
 #pragma once
 
 #include "runtime/ranks/fatal.h"
@@ -55,6 +56,8 @@ class Watchdog {
     // True when everybody has our last message.
     bool tell(bool leaving);
     void judge(Clock::time_point now);
+    // This rank in its start-up.
+    void judge_own(Clock::time_point now);
     void judge_group(int group, Clock::time_point now, Clock::duration turn);
     bool all_left() const;
     // Ends the job because of that rank; `what` is said of it.
@@ -69,6 +72,9 @@ class Watchdog {
     Clock::duration patience_;
     std::vector<Peer> peers_;  // of every rank, our own too
     std::vector<bool> told_good_bye_;
+    int64_t signs_ = 0;       // of our position, when it last moved in its start-up
+    Clock::duration used_{};  // processor time of the process then
+    Clock::time_point moved_;
     std::atomic<bool> leaving_{false};
     std::thread thread_;
 };

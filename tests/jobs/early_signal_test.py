@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals and --max-time before the first step end a run at once, resumable.
+"""Signals and --max-time before the first step end a run at once, resumable; the watchdog ends one that hangs.
 Usage: early_signal_test.py MPIRUN QUADRILLE DATA_FOLDER"""
 import os
 import re
@@ -101,6 +101,18 @@ def time_counts_while_loading(scratch):
     expect(time.monotonic() - start < 2 + LIMIT, "the time was not kept")
 
 
+def a_start_up_that_hangs_is_named(scratch):
+    for ranks in (0, 2):
+        start = time.monotonic()
+        run = Start(scratch, ranks=ranks, more=["--watchdog", "4"])
+        code = run.process.wait(timeout=60)
+        expect(code == 6, f"exit code {code}, expected 6: {run.errors()}")
+        expect(time.monotonic() - start < 12, "it took too long")
+        lines = re.findall(r"rank 0 \(.*\) has not moved for \d+ s, at start-up, op checkpoint, "
+                           r".*/model/model\.safetensors", run.errors())
+        expect(len(lines) == 1, run.errors())
+
+
 def a_hangup_that_nohup_ignores_is_ignored(scratch):
     run = Start(scratch, before=["nohup"])
     time.sleep(1)
@@ -114,6 +126,7 @@ def a_hangup_that_nohup_ignores_is_ignored(scratch):
 def main():
     cases = [alone(name, delay) for delay in (0.1, 1) for name in SIGNALS]
     cases += [a_signal_to_one_rank_ends_all, a_signal_to_mpirun_ends_all, time_counts_while_loading,
+              a_start_up_that_hangs_is_named,
               a_hangup_that_nohup_ignores_is_ignored]
     with tempfile.TemporaryDirectory() as scratch:
         return run_cases(cases, scratch, 1)

@@ -11,6 +11,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 namespace {
@@ -51,6 +52,26 @@ TEST(Agree, TheSameErrorOnAllRanksIsThatError) {
         outcome_of([] { throw Error(ErrorKind::input, "config.json: expected x, found y"); });
     EXPECT_EQ(outcome.kind, ErrorKind::input);
     EXPECT_EQ(outcome.what, "config.json: expected x, found y");
+}
+
+TEST(Agree, AnErrorOfOneRankNamesItsHostWhereThereAreSeveral) {
+    std::vector<std::string> hosts(static_cast<size_t>(last()) + 1, "spark-1");
+    hosts.back() = "spark-2";
+    try {
+        agree(
+            test::session().world(), "checkpoint",
+            [] {
+                if (rank() == last()) throw Error(ErrorKind::input, "/models/glm: found nothing");
+            },
+            hosts);
+        FAIL() << "no error was agreed on";
+    } catch (const AgreedError& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::input);
+        EXPECT_EQ(std::string(error.what()),
+                  last() == 0
+                      ? "/models/glm: found nothing"
+                      : fmt::format("/models/glm: found nothing (rank {} on spark-2)", last()));
+    }
 }
 
 TEST(Agree, AnErrorOfOneRankIsThrownOnAll) {
