@@ -128,8 +128,9 @@ void Assembler::index() {
     }
     for (size_t row = 0; row < records; ++row)
         if (places_[row].file < 0)
-            throw Error(ErrorKind::io, fmt::format("the part that held record {} is gone",
-                                                   assembly_.records[row].prompt_index));
+            throw Error(ErrorKind::io,
+                        fmt::format("{}: the part that held record {} is gone", assembly_.place,
+                                    assembly_.records[row].prompt_index));
     accumulate(offsets_);
     if (assembly_.layout.trace) accumulate(trace_offsets_);
 }

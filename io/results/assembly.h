@@ -37,6 +37,7 @@ struct Assembly {
     GenerationLayout layout;
     std::vector<RecordKey> records;  // ascending: the rows of the file
     std::vector<bool> completions;   // by row, beside what the files say of it; {}: none
+    std::string place;               // of the files, for messages
     std::vector<std::filesystem::path> files;
     std::string kind;  // of the files: schema::kPart or schema::kGenerations
 };

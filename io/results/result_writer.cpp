@@ -147,6 +147,7 @@ ResultSummary ResultWriter::finish(const h5::Attributes& provenance) {
                                      {.layout = options_.layout,
                                       .records = options_.records,
                                       .completions = options_.completions,
+                                      .place = folder_->path().string(),
                                       .files = all_parts(),
                                       .kind = schema::kPart},
                                      provenance, options_.before_commit);

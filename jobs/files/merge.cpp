@@ -204,6 +204,7 @@ ResultSummary merge(const MergeOptions& options) {
     Assembly assembly{.layout = common_layout(files),
                       .records = all_records(files),
                       .completions = {},
+                      .place = "merge",
                       .files = {},
                       .kind = schema::kGenerations};
     for (const ShardFile& file : files) assembly.files.push_back(file.path);
