@@ -4,12 +4,18 @@
 #include "io/digest.h"
 #include "io/text/json.h"
 #include "jobs/common/table.h"
+#include "runtime/ranks/mpi.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace quadrille {
@@ -51,6 +57,19 @@ std::string hosts_of(const Ranks& ranks, std::span<const std::string> hosts) {
     return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+bool is_setting(std::string_view variable) {
+    constexpr std::array kPrefixes = {"NCCL_", "UCX_", "OMPI_MCA_"};
+    constexpr std::array kByLauncher = {"NCCL_HOSTID",
+                                        "OMPI_MCA_orte_",
+                                        "OMPI_MCA_ess",
+                                        "OMPI_MCA_pmix",
+                                        "OMPI_MCA_initial_wdir",
+                                        "OMPI_MCA_shmem_",
+                                        "OMPI_MCA_mpi_oversubscribe"};
+    const auto begins = [&](const char* prefix) { return variable.starts_with(prefix); };
+    return std::ranges::any_of(kPrefixes, begins) && std::ranges::none_of(kByLauncher, begins);
+}
+
 }  // namespace
 
 h5::Attributes model_identity(const Checkpoint& target, const Checkpoint* drafter) {
@@ -63,6 +82,23 @@ h5::Attributes model_identity(const Checkpoint& target, const Checkpoint* drafte
             {"draft_config_digest",
              drafter == nullptr ? std::string() : file_digest(drafter->folder() / "config.json")},
             {"drafter_digest", drafter == nullptr ? std::string() : drafter->digest()}};
+}
+
+h5::Attributes surroundings(std::span<const std::string> libraries) {
+    h5::Attributes fields = {{"MPI", mpi::library_version()}, {"HDF5", h5::library_version()}};
+    for (const std::string& library : libraries) {
+        const size_t blank = std::min(library.find(' '), library.size());
+        fields[library.substr(0, blank)] = library.substr(std::min(blank + 1, library.size()));
+    }
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+        const std::string_view text = *entry;
+        const size_t equals = text.find('=');
+        if (equals == std::string_view::npos || !is_setting(text.substr(0, equals))) continue;
+        std::string value(text.substr(equals + 1));
+        std::ranges::replace(value, '\n', ' ');
+        fields[std::string(text.substr(0, equals))] = std::move(value);
+    }
+    return fields;
 }
 
 std::string field_lines(const h5::Attributes& fields) {

@@ -16,6 +16,11 @@ namespace quadrille {
 // (Checkpoint::digest). `drafter` may be nullptr. Error{io}.
 h5::Attributes model_identity(const Checkpoint& target, const Checkpoint* drafter);
 
+// What may slow ranks down or make them hang where it differs, and changes no result: versions of
+// MPI, HDF5 and of `libraries` ("NCCL 2.28.9"), and the variables of NCCL, UCX and Open MPI that a
+// user sets. What a launcher sets for each rank, and NCCL_HOSTID, are left out.
+h5::Attributes surroundings(std::span<const std::string> libraries);
+
 // A field a line, "name value".
 std::string field_lines(const h5::Attributes& fields);
 

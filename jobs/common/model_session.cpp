@@ -92,6 +92,16 @@ void ModelSession::read_checkpoint(int32_t k) {
                     fmt::format("ranks do not have the same model in {}{}:\n{}", options_.target,
                                 models_->drafts() ? " and " + options_.draft : "", differing));
     });
+    compare_surroundings();
+}
+
+void ModelSession::compare_surroundings() {
+    const std::vector<std::string> all =
+        gather_texts(world(), field_lines(surroundings(device_.libraries)));
+    const std::string differing = differing_fields(all, mpi().hosts());
+    if (differing.empty()) return;
+    log_.notice("ranks run on different software or settings (results do not depend on them):\n" +
+                differing);
 }
 
 void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,

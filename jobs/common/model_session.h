@@ -80,6 +80,9 @@ class ModelSession {
     Position& position() { return position_; }
 
   private:
+    // Says where ranks differ in what changes no result.
+    void compare_surroundings();
+
     const ModelOptions& options_;
     RankStart start_;
     std::unique_ptr<Communicator> group_;  // where there are several groups

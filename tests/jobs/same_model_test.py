@@ -127,6 +127,20 @@ class Places:
         return done, time.monotonic() - start
 
 
+def other_settings_are_told_by_rank(places):
+    """Not refused: results do not depend on them."""
+    for ranks in (2, 4):
+        out = places.path("out.h5")
+        run = [QUADRILLE, "generate", "--target", "target", "--prompt", "The river", "--out", out, "--max-new-tokens", "2"]
+        done = subprocess.run([MPIRUN, "-n", str(ranks - 1), "-x", "NCCL_BUFFSIZE=4096", *run, ":", "-n", "1", *run],
+                              capture_output=True, text=True, timeout=120, check=False, cwd=places.good)
+        expect(done.returncode == 0, done.stderr)
+        expect(done.stderr.count("different software or settings") == 1, done.stderr)
+        there = ", ".join(map(str, range(ranks - 1)))
+        lines = [line.split(None, 2) for line in done.stderr.splitlines() if line.split()[:1] == ["NCCL_BUFFSIZE"]]
+        expect(len(lines) == 1 and lines[0][1] == "4096" and lines[0][2].endswith(f"({there})"), done.stderr)
+
+
 def refused(done, seconds, field, ranks_there, out):
     expect(done.returncode == 3, f"exit code {done.returncode}, expected 3:\n{done.stderr}")
     expect(done.stderr.count("input error: ranks do not have the same model") == 1, done.stderr)
@@ -180,7 +194,7 @@ def main():
         cases.append(on_ranks(*entry, 4, "1 3", {"(0,2)", "(1,3)"}))
     cases.append(on_ranks(*CHANGES[0], 4, "2", {"(0,1,3)", "(2)"}, ["--tp", "2"]))
     cases += [between_starts(*entry) for entry in CHANGES]
-    cases.append(an_unchanged_run_goes_on)
+    cases += [an_unchanged_run_goes_on, other_settings_are_told_by_rank]
     with tempfile.TemporaryDirectory() as folder:
         places = Places(folder)
         places.start_and_stop()
