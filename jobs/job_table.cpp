@@ -4,6 +4,7 @@
 #include "jobs/ab/ab.h"
 #include "jobs/bench/bench.h"
 #include "jobs/capture/capture.h"
+#include "jobs/eval/eval.h"
 #include "jobs/files/inspect.h"
 #include "jobs/files/merge.h"
 #include "jobs/files/pack.h"
@@ -19,6 +20,7 @@ std::vector<JobRow> job_table() {
         on_ranks("capture", "Save what the target shows of prompts and its own text.", run_capture),
         on_ranks("probe", "Say what the rows of a capture tell of the next token.", run_probe),
         alone("ab", "Compare drafters by the generations they helped to make.", run_ab),
+        on_ranks("eval", "Say how well a checkpoint predicts given texts.", run_eval),
         alone("inspect", "Say what is in a file or a checkpoint.", run_inspect),
         alone("pack", "Write text or JSON lines as a prompts file.", run_pack),
         alone("unpack", "Write generations as JSON lines.", run_unpack),

@@ -42,19 +42,6 @@ constexpr const char* kIdentity[] = {"backend",
                                      "version",
                                      "generation_config_digest"};
 
-// By prompt file: the dataset /prompts/kind, empty where there is none.
-std::vector<std::vector<std::string>> read_kinds(const std::vector<std::string>& paths) {
-    std::vector<std::vector<std::string>> kinds;
-    for (const std::string& path : paths) {
-        const h5::File file = h5::File::open(path);
-        kinds.emplace_back();
-        if (!file.has("prompts/kind")) continue;
-        const h5::Dataset dataset = file.dataset("prompts/kind");
-        kinds.back() = dataset.read_strings(0, dataset.rows());
-    }
-    return kinds;
-}
-
 h5::Attributes identity_of(const GenerationReader& reader) {
     const h5::Group provenance = reader.file().group("provenance");
     h5::Attributes identity;

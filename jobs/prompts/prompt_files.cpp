@@ -2,6 +2,7 @@
 #include "jobs/prompts/prompt_files.h"
 
 #include "io/files.h"
+#include "io/h5/h5.h"
 #include "io/h5/trial.h"
 #include "io/prompts/prompt_lines.h"
 #include "io/prompts/prompt_writer.h"
@@ -98,6 +99,18 @@ std::string PromptFiles::pack_texts(const std::vector<std::string>& texts) {
     }
     writer.finish();
     return out.string();
+}
+
+std::vector<std::vector<std::string>> read_kinds(const std::vector<std::string>& paths) {
+    std::vector<std::vector<std::string>> kinds;
+    for (const std::string& path : paths) {
+        const h5::File file = h5::File::open(path);
+        kinds.emplace_back();
+        if (!file.has("prompts/kind")) continue;
+        const h5::Dataset dataset = file.dataset("prompts/kind");
+        kinds.back() = dataset.read_strings(0, dataset.rows());
+    }
+    return kinds;
 }
 
 }  // namespace quadrille

@@ -46,4 +46,7 @@ class PromptFiles {
     std::vector<std::string> notices_;
 };
 
+// /prompts/kind of each file, by record; empty where a file has none.
+std::vector<std::vector<std::string>> read_kinds(const std::vector<std::string>& paths);
+
 }  // namespace quadrille

@@ -7,6 +7,8 @@
 //   golden_files compare PACK FILE...    generations of these prompts: the tokens of every record
 //                                        are the golden ones up to the first gap between the two
 //                                        best logits that a GPU's tolerance may turn
+//   golden_files heldout HELDOUT.h5 KIND OUT.h5   the held-out texts of a kind as a prompts file
+//   golden_files nll PACK KIND           the golden NLL of a token of those
 // Prints what differs; exit 1 if anything does.
 #include "io/h5/schema.h"
 #include "io/prompts/option_table.h"
@@ -50,6 +52,24 @@ void write_prompts(const std::string& out, bool reversed) {
     if (reversed) std::reverse(records.begin(), records.end());
     PromptWriter writer(out, columns);
     for (PromptRecord& record : records) writer.add(std::move(record));
+    writer.finish();
+}
+
+void write_heldout(const std::string& in, const std::string& kind, const std::string& out) {
+    const Golden heldout(in);
+    auto texts = heldout.read_ragged<int32_t>("/tokens");
+    const std::vector<std::string> kinds = heldout.read_strings("/kind");
+    PromptColumns columns;
+    columns.text = false;
+    columns.id = PromptColumns::Id::integers;
+    std::vector<PromptRecord> records(texts.size());
+    PromptWriter writer(out, columns);
+    for (size_t i = 0; i < texts.size(); ++i) {
+        if (kinds.at(i) != kind) continue;
+        records[i].prompt = std::move(texts[i]);
+        records[i].id = static_cast<int64_t>(i);
+        writer.add(std::move(records[i]));
+    }
     writer.finish();
 }
 
@@ -126,6 +146,15 @@ int main(int argc, char** argv) {
         const std::vector<std::string> arguments(argv + 1, argv + argc);
         if (arguments.size() == 2 && (arguments[0] == "prompts" || arguments[0] == "reversed")) {
             write_prompts(arguments[1], arguments[0] == "reversed");
+            return 0;
+        }
+        if (arguments.size() == 4 && arguments[0] == "heldout") {
+            write_heldout(arguments[1], arguments[2], arguments[3]);
+            return 0;
+        }
+        if (arguments.size() == 3 && arguments[0] == "nll") {
+            fmt::print("{}\n", Golden(data_path("demo_golden.h5"))
+                                   .number("/" + arguments[1], "nll_" + arguments[2]));
             return 0;
         }
         const bool golden = !arguments.empty() && arguments[0] == "compare";

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the model makes of given tokens: of each row of logits the natural log of the softmax of one
+// token, and the most likely token. The vocabulary is shared by the ranks; sums are exact
+// (kernels/exp_sum.h), so that a row's score has the same bits for any ranks and any company.
+#pragma once
+
+#include "kernels/backend.h"
+#include "runtime/ranks/comm.h"
+#include "runtime/sampling/rank_candidates.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace quadrille {
+
+struct RowScore {
+    double logprob = 0.0;  // of the token; NaN: no logit of the row is a number
+    int32_t best = -1;     // the token with the largest logit, ties to the lowest id
+};
+
+class RowScores {
+  public:
+    // `part`: this rank's ids. Collective.
+    RowScores(Backend& backend, Communicator& comm, Range part, int32_t max_rows);
+
+    // Of row i of `logits` (tokens.size(), part) the score of tokens[i]; at most max_rows. The
+    // result is valid until the next call. Collective.
+    std::span<const RowScore> score(View<const float> logits, std::span<const int32_t> tokens);
+
+  private:
+    RankCandidates candidates_;
+    std::vector<RowScore> scores_;
+    std::vector<Candidate> best_;
+};
+
+}  // namespace quadrille
