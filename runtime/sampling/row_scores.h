@@ -24,7 +24,7 @@ class RowScores {
     // `part`: this rank's ids. Collective.
     RowScores(Backend& backend, Communicator& comm, Range part, int32_t max_rows);
 
-    // Of row i of `logits` (tokens.size(), part) the score of tokens[i]; at most max_rows. The
+    // The score of tokens[i] in row i of `logits` (tokens.size(), part); at most max_rows. The
     // result is valid until the next call. Collective.
     std::span<const RowScore> score(View<const float> logits, std::span<const int32_t> tokens);
 

@@ -34,10 +34,11 @@ USES = {
     "jobs/prompts": ["jobs/options", "jobs/common", "jobs/files"],
     "jobs/generate": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/bench": ["jobs/options", "jobs/common", "jobs/prompts"],
+    "jobs/eval": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/ab": ["jobs/options", "jobs/common"],
     "jobs/probe": ["jobs/options", "jobs/common"],
     "jobs/capture": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
-    "jobs": ["jobs/ab", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench"],
+    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench"],
     "drafter/train": ["drafter/dflash2"],  # the modules of a drafter
     "drafter": ["drafter/dflash2"],
 }
