@@ -14,10 +14,9 @@ COMMON = ["--max-new-tokens", "12", "--temperature", "0.8", "--n", "2", "--logpr
 
 
 def outcome(runs, *arguments):
-    """Exit code and the last line said."""
+    """Exit code and what was said."""
     done = subprocess.run([runs.program, *arguments], capture_output=True, text=True, timeout=120, check=False)
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return done.returncode, lines[-1] if lines else ""
+    return done.returncode, done.stdout + done.stderr
 
 
 def make_shards(runs, prompts, name, more=()):
