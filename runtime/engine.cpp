@@ -100,6 +100,7 @@ void Engine::reject(const Prompt& prompt, const std::string& why) {
 }
 
 void Engine::admit() {
+    const size_t before = running_.size();
     while (!queue_.empty() && !free_slots_.empty()) {
         running_.emplace_back(std::move(queue_.front()), free_slots_.back(), options_.k,
                               options_.seed);
@@ -112,6 +113,7 @@ void Engine::admit() {
         history_.start(sequence.slot, sequence.prompt.tokens);
         history_.add(sequence.slot, sequence.result.tokens);
     }
+    if (running_.size() > before && options_.on_running) options_.on_running(running_);
 }
 
 void Engine::step() {
@@ -359,7 +361,9 @@ void Engine::retire() {
         finished_.push_back(std::move(sequence.result));
         sequence.slot = -1;
     }
-    std::erase_if(running_, [](const Sequence& sequence) { return sequence.slot < 0; });
+    const size_t retired =
+        std::erase_if(running_, [](const Sequence& sequence) { return sequence.slot < 0; });
+    if (retired > 0 && options_.on_running) options_.on_running(running_);
 }
 
 std::vector<Generation> Engine::take_finished() {

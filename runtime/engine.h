@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -45,6 +46,8 @@ struct EngineOptions {
     AcceptRule accept = AcceptRule::coupled;
     const Tokenizer* tokenizer = nullptr;  // for stop strings; nullptr: they are record errors
     StepWay steps = StepWay::recorded;
+    // Told which records run, whenever these are others. {}: nobody asks.
+    std::function<void(std::span<const Sequence> running)> on_running = {};
 };
 
 struct EngineStats {

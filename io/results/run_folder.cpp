@@ -5,6 +5,7 @@
 #include "io/files.h"
 #include "io/h5/schema.h"
 #include "io/h5/seal.h"
+#include "io/results/crash_log.h"
 #include "io/results/generation_reader.h"
 #include "io/results/result_files.h"
 #include "kernels/error.h"
@@ -81,7 +82,7 @@ bool holds_work(const fs::path& folder) {
 // True: a run made this file; one that was set aside no longer counts.
 bool is_ours(const fs::path& path) {
     const std::string name = path.filename().string();
-    return is_unfinished(name) || name == kRunFile || RunLock::is_lock(name) ||
+    return is_unfinished(name) || name == kRunFile || name == kCrashLog || RunLock::is_lock(name) ||
            (is_work(name) && name.ends_with(".h5"));
 }
 
@@ -158,11 +159,23 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
         unsaid_ = std::move(earlier.unsaid);
         remove_unfinished();
         remove_files(done_folder(path_));
-        if (!holds_work(path_)) write_run(path_ / kRunFile, fingerprint);
+        if (!holds_work(path_)) begin(fingerprint);
     } catch (...) {
         tidy();
         throw;
     }
+}
+
+// Nothing is done yet. What earlier starts say of their ends counts if they were of this run.
+void RunFolder::begin(const h5::Attributes& fingerprint) {
+    const fs::path file = path_ / kRunFile;
+    std::error_code ignored;
+    if (fs::exists(path_ / kCrashLog, ignored)) {
+        const bool same =
+            fs::exists(file, ignored) && seal_holds(file) && run_name(read_run(file)) == run_;
+        if (!same) fs::remove(path_ / kCrashLog, ignored);
+    }
+    write_run(file, fingerprint);
 }
 
 int64_t check_result(const fs::path& out, const h5::Attributes& fingerprint) {
@@ -192,7 +205,8 @@ void RunFolder::tidy() noexcept {
     try {
         // Parts that another host has just committed may not be listed here yet.
         if (by_groups_ > 0) return;
-        if (!holds_work(path_))
+        std::error_code ignored;
+        if (!holds_work(path_) && !fs::exists(path_ / kCrashLog, ignored))
             remove();
         else if (lock_.computed_now() == 0)
             lock_.withdraw();

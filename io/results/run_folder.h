@@ -37,7 +37,8 @@ class RunFolder {
     // Error: RunLock, check_run; Error{io} where it cannot be written.
     RunFolder(const std::filesystem::path& folder, const h5::Attributes& fingerprint,
               Locking locking);
-    // Removes the folder if it holds no part; forgets a start that has computed nothing.
+    // Removes the folder if it holds no part and nothing of a crash; forgets a start that has
+    // computed nothing.
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
     RunFolder& operator=(const RunFolder&) = delete;
@@ -60,6 +61,7 @@ class RunFolder {
     void remove();
 
   private:
+    void begin(const h5::Attributes& fingerprint);
     void remove_unfinished() const;
     void tidy() noexcept;
 

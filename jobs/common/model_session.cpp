@@ -36,12 +36,14 @@ ModelSession::ModelSession(const ModelOptions& options, const RankStart& start)
     group_ = session.split(placement_.group, placement_.rank_in_group);
 }
 
-void ModelSession::watch(std::chrono::seconds silence, std::function<void()> at_end) {
+void ModelSession::watch(std::chrono::seconds silence, std::function<void()> at_end,
+                         std::function<void(const Error&)> on_error) {
     const MpiSession& session = start_.session;
     fatal_.emplace(
         Fatal::Rank{.rank = session.rank(), .size = session.size(), .host = session.host()},
         position_, &MpiSession::abort);
     if (at_end) fatal_->at_end(std::move(at_end));
+    fatal_->on_error(std::move(on_error));
     fatal_->at_abort([this] {
         if (device_.device_comm) device_.device_comm->abort();
     });

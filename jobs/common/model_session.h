@@ -35,9 +35,10 @@ class ModelSession {
     ModelSession(const ModelSession&) = delete;
     ModelSession& operator=(const ModelSession&) = delete;
 
-    // A rank that dies from here on ends the job with a word about it, after `at_end` (as
-    // Fatal::at_end); so does one that is silent for longer than `silence` (0: any time).
-    void watch(std::chrono::seconds silence, std::function<void()> at_end);
+    // A rank that dies from here on ends the job with a word about it, after `on_error` and
+    // `at_end` (as Fatal's); so does one that is silent for longer than `silence` (0: any time).
+    void watch(std::chrono::seconds silence, std::function<void()> at_end,
+               std::function<void(const Error&)> on_error = {});
 
     // The rest of start-up: an AgreedError leaves, any other exception ends the job.
     template <class Body>

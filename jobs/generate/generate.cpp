@@ -4,6 +4,9 @@
 // ranks only compute; rank 0 leads the run and makes the result of all groups' parts.
 #include "jobs/generate/generate.h"
 
+#include "io/output.h"
+#include "io/results/crash_log.h"
+#include "io/results/result_files.h"
 #include "io/text/tokenizer.h"
 #include "jobs/common/model_session.h"
 #include "jobs/common/provenance.h"
@@ -17,6 +20,7 @@
 #include "jobs/generate/stop_plan.h"
 #include "runtime/engine.h"
 #include "runtime/ranks/agree.h"
+#include "runtime/ranks/last_words.h"
 
 #include <fmt/format.h>
 
@@ -26,6 +30,8 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -59,6 +65,7 @@ class GenerateJob {
     int exit_code(int64_t errors) const {
         return options_.fail_on_error && errors > 0 ? kRecordErrors : kSuccess;
     }
+    void leave_last_words(const Error& error);
     int run_steps();
     void show(const GroupProgress& all, Stop stop);
     int end(const EngineStats& stats, Stop stop);
@@ -81,6 +88,7 @@ class GenerateJob {
     RunFiles* files_ = nullptr;               // the one of them that is there
     std::unique_ptr<Tokenizer> tokenizer_;    // of other ranks, for stop strings
     std::optional<GroupBoard> board_;         // where there are several groups
+    std::optional<LastWords> last_words_;
 };
 
 GenerateJob::GenerateJob(const GenerateOptions& options, const RankStart& start)
@@ -100,9 +108,12 @@ GenerateJob::GenerateJob(const GenerateOptions& options, const RankStart& start)
 
 int GenerateJob::run() {
     if (!options_.dry_run) {
-        session_.watch(std::chrono::seconds(options_.watchdog), [this] {
-            if (files_ != nullptr) files_->save_what_is_there(!session_.launcher_gone());
-        });
+        session_.watch(
+            std::chrono::seconds(options_.watchdog),
+            [this] {
+                if (files_ != nullptr) files_->save_what_is_there(!session_.launcher_gone());
+            },
+            [this](const Error& error) { leave_last_words(error); });
     }
     session_.start_up([this] { start_up(); });
     if (shape_.skipped) return skip();
@@ -173,10 +184,13 @@ void GenerateJob::join_groups() {
     const std::vector<std::string> runs =
         gather_texts(world_, files_ != nullptr ? files_->description() : std::string());
     std::vector<char> done(static_cast<size_t>(shape_.records), 0);
+    std::vector<char> ends = done;
     if (session_.leads_run() && !options_.dry_run) {
         std::ranges::copy(files_->done(), done.begin());
+        ends = files_->ends();
     }
     world_.broadcast_host(done.data(), std::ssize(done), 0);
+    world_.broadcast_host(ends.data(), std::ssize(ends), 0);
     session_.agree("results of groups", [&] {
         if (files_ == nullptr) return;
         const auto group = static_cast<size_t>(session_.mpi().rank());
@@ -186,7 +200,8 @@ void GenerateJob::join_groups() {
                                     session_.mpi().hosts()[0], other_field(runs[0], runs[group])));
         }
         if (!group_files_ || options_.dry_run || shape_.remaining == 0) return;
-        group_files_->join(session_.group_index(), std::vector<bool>(done.begin(), done.end()));
+        group_files_->join(session_.group_index(), std::vector<bool>(done.begin(), done.end()),
+                           ends);
     });
 }
 
@@ -261,7 +276,16 @@ void GenerateJob::show(const GroupProgress& all, Stop stop) {
     heartbeat_.beat(stop == Stop::none ? "running" : "draining", progress(all));
 }
 
+// The next start is told which records ran. An error of a file, a network or another rank is no
+// record's doing.
+void GenerateJob::leave_last_words(const Error& error) {
+    const bool own = error.kind() == ErrorKind::device || error.kind() == ErrorKind::internal;
+    if (own && last_words_) last_words_->write(crash_cause(error.what()).c_str());
+}
+
 int GenerateJob::run_steps() {
+    last_words_.emplace(parts_folder(follow_links(options_.out)) / kCrashLog,
+                        std::to_string(shape_.start));
     const ModelLimits& limits = session_.models().target().limits();
     Engine engine(session_.backend(), session_.model_comm(), session_.position(),
                   session_.models().target(), session_.models().drafter(),
@@ -272,7 +296,13 @@ int GenerateJob::run_steps() {
                    .seed = options_.seed,
                    .accept = options_.accept,
                    .tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
-                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded});
+                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded,
+                   .on_running = [this](std::span<const Sequence> running) {
+                       std::vector<RecordKey> keys;
+                       for (const Sequence& sequence : running)
+                           keys.push_back(key_of(sequence.prompt));
+                       last_words_->set(crash_text(keys));
+                   }});
     RunLoop run(engine, plan_, limits.slots,
                 {.comm = session_.group(),
                  .position = session_.position(),
@@ -282,6 +312,7 @@ int GenerateJob::run_steps() {
                  .show = [this](const GroupProgress& all, Stop stop) { show(all, stop); }});
     signals_.heed();
     const Stop stop = run.run();
+    last_words_->set("");
     signals_.end_after(kSignalsAtTheEnd);
     return end(engine.stats(), stop);
 }

@@ -2,6 +2,7 @@
 #include "jobs/generate/leader_files.h"
 
 #include "io/h5/trial.h"
+#include "io/results/crash_log.h"
 #include "io/results/run_folder.h"
 #include "kernels/error.h"
 
@@ -44,7 +45,8 @@ RunShape LeaderFiles::claim() {
                                   .before_commit = around_.before_commit});
     for (const std::string& notice : writer_->notices()) around_.log.notice(notice);
     done_ = writer_->done();
-    take_up_kept();
+    take_up_earlier({});
+    run.start = writer_->restarts();
     totals_ = writer_->resumed();
     run.remaining = writer_->remaining();
     std::copy_n(writer_->run().data(), std::min(writer_->run().size(), run.run.size() - 1),
@@ -53,7 +55,29 @@ RunShape LeaderFiles::claim() {
         around_.log.notice(fmt::format("going on with {}: {} of {} records are done",
                                        parts_folder(out_).string(), totals_.records, run.records));
     }
+    tell_of_crashes();
     return run;
+}
+
+void LeaderFiles::tell_of_crashes() const {
+    int64_t alone = 0;
+    int64_t skipped = 0;
+    for (size_t row = 0; row < ends_.size(); ++row) {
+        if (done_[row] || ends_[row] == 0) continue;
+        ++(ends_[row] < kGiveUp ? alone : skipped);
+    }
+    if (alone > 0) {
+        around_.log.notice(
+            fmt::format("{} records ran when an earlier start ended by itself (see {}): each of "
+                        "them runs alone, after the others",
+                        alone, (parts_folder(out_) / kCrashLog).string()));
+    }
+    if (skipped > 0) {
+        around_.log.notice(
+            fmt::format("{} records ran when two earlier starts ended by themselves: they are "
+                        "skipped, each with an error that says how",
+                        skipped));
+    }
 }
 
 RunShape LeaderFiles::shape() const {

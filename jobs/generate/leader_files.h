@@ -29,6 +29,7 @@ class LeaderFiles final : public RunFiles {
 
   private:
     RunShape shape() const;
+    void tell_of_crashes() const;
     bool has_writer() const override { return writer_.has_value(); }
     void write(Generation generation) override;
     void write_running(std::vector<Generation> running) override;

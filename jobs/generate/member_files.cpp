@@ -13,7 +13,7 @@ MemberFiles::MemberFiles(const Around& around, const RunShape& shape)
     set_shape(shape);
 }
 
-void MemberFiles::join(int group, std::vector<bool> done) {
+void MemberFiles::join(int group, std::vector<bool> done, std::vector<char> ends) {
     done_ = std::move(done);
     const std::filesystem::path folder = parts_folder(out_);
     lock_.emplace(folder, around_.options.locking, RunLock::kPatience, group);
@@ -24,7 +24,7 @@ void MemberFiles::join(int group, std::vector<bool> done) {
                                          .ids = source_->ids(),
                                          .before_commit = around_.before_commit},
                     *lock_);
-    take_up_kept();
+    take_up_earlier(std::move(ends));
 }
 
 void MemberFiles::write(Generation generation) {

@@ -17,8 +17,8 @@ class MemberFiles final : public RunFiles {
     // `shape`: that of the run, from its leader.
     MemberFiles(const Around& around, const RunShape& shape);
 
-    // Takes part in the run, once its leader has claimed it. `done`: by earlier starts.
-    void join(int group, std::vector<bool> done);
+    // Takes part in the run, once its leader has claimed it. `done`, `ends`: the leader's.
+    void join(int group, std::vector<bool> done, std::vector<char> ends);
 
     // Once joined.
     int64_t computed() const override { return writer_->computed(); }

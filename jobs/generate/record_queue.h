@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which records a group of ranks runs next: those that no earlier start has done, in order, a few
-// at a time. Groups that share a counter share the records, each of which goes to one of them.
+// at a time; behind them, one by one, those that must run alone. Groups that share a counter share
+// the records, each of which goes to one of them.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,15 @@ class RecordQueue {
     struct Slice {
         int64_t first = 0;  // record
         int64_t count = 0;  // 0: there are none left
+        bool alone = false;
     };
     // Counts `records` more as handed out and returns how many were before.
     using Take = std::function<int64_t(int64_t records)>;
 
-    // `done`: of every record; `at_once`: records handed out at a time, at most; `take`: of a
-    // counter that all groups share; {}: there is one group.
-    RecordQueue(const std::vector<bool>& done, int64_t at_once, Take take = {});
+    // `done`, `alone`: of every record ({}: none runs alone); `at_once`: records handed out at a
+    // time, at most; `take`: of a counter that all groups share; {}: there is one group.
+    RecordQueue(const std::vector<bool>& done, const std::vector<bool>& alone, int64_t at_once,
+                Take take = {});
 
     // Neighbouring records.
     Slice next();
@@ -30,6 +33,7 @@ class RecordQueue {
     struct Run {
         int64_t first = 0;
         int64_t before = 0;
+        bool alone = false;
     };
 
     std::vector<Run> runs_;

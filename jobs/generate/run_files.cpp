@@ -2,11 +2,13 @@
 #include "jobs/generate/run_files.h"
 
 #include "io/output.h"
+#include "io/results/crash_log.h"
 #include "io/results/run_folder.h"
 #include "io/text/utf8.h"
 #include "jobs/common/model_identity.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <span>
@@ -70,8 +72,31 @@ std::string RunFiles::text_of(const Generation& generation) const {
     return tokenizer_->decode(tokens.first(tokens.size() - (ended ? 1 : 0)), true);
 }
 
-void RunFiles::take_up_kept() {
+void RunFiles::take_up_earlier(std::vector<char> ends) {
     kept_ = read_kept(parts_folder(out_), run_name(fingerprint_));
+    crashes_ = read_crashes(parts_folder(out_));
+    ends_ = std::move(ends);
+    if (!ends_.empty()) return;
+    for (const RecordKey& key : source_->keys()) {
+        const auto found = crashes_.find(key);
+        const int64_t count = found == crashes_.end() ? 0 : std::ssize(found->second);
+        ends_.push_back(static_cast<char>(std::min<int64_t>(count, kGiveUp)));
+    }
+}
+
+std::vector<bool> RunFiles::alone() const {
+    std::vector<bool> alone;
+    for (const char count : ends_) alone.push_back(count > 0 && count < kGiveUp);
+    return alone;
+}
+
+void RunFiles::give_up(Prompt& prompt) const {
+    prompt.kept = {};
+    prompt.error =
+        fmt::format("skipped: {} starts of this run ended while they ran it", kGiveUp + 0);
+    const auto found = crashes_.find(key_of(prompt));
+    if (found == crashes_.end()) return;
+    prompt.error += fmt::format(": {}", fmt::join(found->second, "; "));
 }
 
 std::vector<Prompt> RunFiles::read(const RecordQueue::Slice& slice) const {
@@ -79,6 +104,9 @@ std::vector<Prompt> RunFiles::read(const RecordQueue::Slice& slice) const {
     for (Prompt& prompt : prompts) {
         const auto found = kept_.find(key_of(prompt));
         if (found != kept_.end()) prompt.kept = found->second;
+    }
+    for (size_t i = 0; i < prompts.size(); ++i) {
+        if (ends_[static_cast<size_t>(slice.first) + i] >= kGiveUp) give_up(prompts[i]);
     }
     return prompts;
 }

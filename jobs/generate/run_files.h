@@ -35,6 +35,7 @@ struct RunShape {
     int64_t capacity = 0;        // tokens per slot
     int64_t known_tokens = 0;    // ids from here on are never chosen
     int64_t remaining = 0;       // records that no earlier start has done
+    int64_t start = 0;           // of this run, counted from 0
     bool stop_text = false;      // some record has stop strings
     bool skipped = false;        // OUT holds the results of this run: nothing is to do
     int64_t errors = 0;          // records with an error in it, where it is skipped
@@ -60,6 +61,12 @@ class RunFiles {
     // What makes two runs the same, a field a line.
     std::string description() const;
     const std::vector<bool>& done() const { return done_; }  // by earlier starts, for each record
+    // How many earlier starts ended by themselves while they ran a record (io/results/crash_log.h),
+    // kGiveUp at most, for each record.
+    const std::vector<char>& ends() const { return ends_; }
+    // A record that ran at one such end, with others maybe, runs alone; at a second it is an error.
+    static constexpr char kGiveUp = 2;
+    std::vector<bool> alone() const;
     const Tokenizer* tokenizer() const { return tokenizer_.get(); }
 
     // Records with what earlier starts kept of them.
@@ -82,8 +89,8 @@ class RunFiles {
     // What follows from the shape of the run: its fingerprint, the limit of its prompts.
     void set_shape(const RunShape& shape);
     GenerationLayout layout() const;
-    // Once the run is claimed.
-    void take_up_kept();
+    // Once the run is claimed. `ends`: as the run's leader counts them; {}: as they are here.
+    void take_up_earlier(std::vector<char> ends);
 
     Around around_;
     std::filesystem::path out_;  // links followed
@@ -92,7 +99,9 @@ class RunFiles {
     std::optional<RecordSource> source_;
     h5::Attributes fingerprint_;
     std::vector<bool> done_;
+    std::vector<char> ends_;
     std::map<RecordKey, Generation> kept_;
+    std::map<RecordKey, std::vector<std::string>> crashes_;
     ResultSummary totals_;
     bool saving_ = false;  // in a writer: an error that ends the job may come from there
 
@@ -102,6 +111,7 @@ class RunFiles {
     virtual void write_running(std::vector<Generation> running) = 0;
     virtual void commit_part(bool only_if_old) = 0;
     std::string text_of(const Generation& generation) const;
+    void give_up(Prompt& prompt) const;
 };
 
 // What an output of the run may not be: its prompt files, and its other output, "" for none.

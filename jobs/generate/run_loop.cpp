@@ -31,11 +31,12 @@ RunLoop::RunLoop(Engine& engine, StopPlan& plan, int32_t slots, const Around& ar
     : engine_(engine), plan_(plan), slots_(slots), around_(around) {
     if (!leads()) return;
     if (around_.board == nullptr) {
-        queue_.emplace(around_.files->done(), kSlice);
+        queue_.emplace(around_.files->done(), around_.files->alone(), kSlice);
         return;
     }
     // Few at once, so that no group has much left when the others have nothing.
-    queue_.emplace(around_.files->done(), std::clamp<int64_t>(slots_ / 4, 1, kSlice),
+    queue_.emplace(around_.files->done(), around_.files->alone(),
+                   std::clamp<int64_t>(slots_ / 4, 1, kSlice),
                    [board = around_.board](int64_t records) { return board->take(records); });
 }
 
@@ -47,17 +48,29 @@ Stop RunLoop::run() {
 }
 
 void RunLoop::run_records() {
-    while (more_ || !engine_.idle()) {
+    while (more_ || alone_ || !engine_.idle()) {
         heed_stop();
         if (stop_ == Stop::now) return;
-        while (more_ && engine_.in_flight() < slots_) {
+        while (wants_more()) {
             more_ = refill();
             deliver();                  // records with an error are finished as they are read
             if (engine_.idle()) break;  // and many of them are no reason not to hear
         }
+        if (alone_ && engine_.idle()) begin_alone();
         engine_.step();
         deliver();
+        alone_ = alone_ && !(engine_.idle() && waiting_.empty());
     }
+}
+
+bool RunLoop::wants_more() const {
+    return more_ && !alone_ && engine_.in_flight() < slots_;
+}
+
+// Saved first: this record may end the process once more.
+void RunLoop::begin_alone() {
+    if (leads()) save();
+    for (Prompt& prompt : std::exchange(waiting_, {})) engine_.submit(std::move(prompt));
 }
 
 // The ranks of the group still hear signals, and move.
@@ -86,6 +99,7 @@ void RunLoop::heed_stop() {
 // Saves at once, running records too: the launcher may leave its ranks no more than a second.
 void RunLoop::drain(const std::string& reason) {
     engine_.drop_queued();
+    waiting_.clear();
     more_ = false;
     if (!leads()) return;
     save();
@@ -99,12 +113,18 @@ void RunLoop::drain(const std::string& reason) {
 bool RunLoop::refill() {
     around_.position.op("read");
     std::vector<Prompt> prompts;
+    RecordQueue::Slice slice;
     if (leads()) {
-        const RecordQueue::Slice slice = queue_->next();
+        slice = queue_->next();
         if (slice.count > 0) prompts = around_.files->read(slice);
     }
     prompts = broadcast_records(around_.comm, 0, std::move(prompts));
     const bool more = !prompts.empty();
+    alone_ = around_.comm.max_host(slice.alone ? 1 : 0) != 0;
+    if (alone_) {
+        waiting_ = std::move(prompts);
+        return more;
+    }
     for (Prompt& prompt : prompts) engine_.submit(std::move(prompt));
     return more;
 }

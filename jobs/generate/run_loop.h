@@ -16,6 +16,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -42,6 +43,8 @@ class RunLoop {
 
   private:
     bool leads() const { return around_.files != nullptr; }
+    bool wants_more() const;
+    void begin_alone();
     void run_records();
     void wait_for_groups();
     void heed_stop();
@@ -57,6 +60,10 @@ class RunLoop {
     Around around_;
     std::optional<RecordQueue> queue_;  // of leaders
     bool more_ = true;                  // there may be records that nobody has taken
+    // A record that must run alone: it waits until no other runs, and no other begins before its
+    // end.
+    bool alone_ = false;
+    std::vector<Prompt> waiting_;
     Stop stop_ = Stop::none;
 };
 

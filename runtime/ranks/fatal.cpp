@@ -72,6 +72,7 @@ void Fatal::end(std::exception_ptr exception) noexcept {
 void Fatal::end(const Error& error) noexcept {
     std::string what;
     try {
+        if (tell_ && !ending_.test()) tell_(error);
         what = fmt::format("{} error: {} ({}:{})", name(error.kind()), error.what(),
                            file_name(error.where().file_name()), error.where().line());
     } catch (...) {

@@ -41,6 +41,10 @@ class Fatal {
     // from ending. It gets half a second. Set it before other threads can die.
     void at_abort(std::function<void()> hook) { last_hook_ = std::move(hook); }
 
+    // `tell` hears of the error that ends the process, before anything else happens; on the thread
+    // that dies. Set it before other threads can die.
+    void on_error(std::function<void(const Error&)> tell) { tell_ = std::move(tell); }
+
     // Prints "[rank 2/4 host] io error: what (file:line) at step 118, layer 3, op moe", runs the
     // hooks, aborts. A second thread that dies meanwhile waits in silence.
     [[noreturn]] void end(const Error& error) noexcept;
@@ -69,6 +73,7 @@ class Fatal {
     void (*abort_)(int) noexcept;
     std::vector<std::function<void()>> hooks_;
     std::function<void()> last_hook_;
+    std::function<void(const Error&)> tell_;
     std::thread::id main_thread_ = std::this_thread::get_id();
     std::atomic_flag ending_ = ATOMIC_FLAG_INIT;
     std::atomic<bool> hooks_done_{false};

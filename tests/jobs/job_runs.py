@@ -114,7 +114,7 @@ class Run:
         return found[which]
 
     def kill(self, pid):
-        """False: it was done before, and well."""
+        """False: it was done before, and well, or had stopped."""
         try:
             if not self.ended():
                 os.kill(pid, signal.SIGKILL)
@@ -122,7 +122,7 @@ class Run:
                 return True
         except ProcessLookupError:
             pass  # a rank ends before mpirun does
-        self.expect_code(0)
+        expect(self.wait() in (0, RESUMABLE), f"exit code {self.wait()}:\n{self.errors}")
         return False
 
     def computed_by_group(self):

@@ -21,31 +21,45 @@ RECORDS, TOKENS = 600, 4   # of most runs: two full parts and some more
 MANY = 1_000_000
 
 
-def landing(out):
+def landing(run, out):
     """What a run is doing, as its files tell."""
     parts = out + ".parts"
+    if run.lines("no record is started any more"):
+        return "drain"
     if os.path.exists(out):
         return "end"
     if os.path.exists(out + ".tmp"):
         return "assembly"
     if not os.path.exists(parts + "/run.h5"):
         return "start-up"
-    count = sum(name.endswith(".h5") and name.startswith("part-") for name in os.listdir(parts))
-    return f"steps, {count} parts"
+    try:
+        with open(parts + "/lock", encoding="ascii") as lock:
+            return "loading" if lock.read().endswith(" 0\n") else "steps"
+    except FileNotFoundError:
+        return "end"
 
 
 def kill_once(shop, out, rng):
     """Starts the run and kills it somewhere; where, or None: it was done before."""
     run = shop.start(out, RECORDS, TOKENS, env=shop.slow(4))
+    before = run.computed()
     victim = rng.choice(["mpirun", 0, 1])
     pid = run.process.pid if victim == "mpirun" else run.ranks(2).get(victim)
-    if rng.random() < 0.35:
+    kind = rng.random()
+    if kind < 0.2:
+        wait_until(lambda: run.computed() >= before + 8 or run.ended(), "some records", RUN_TIME)
+        run.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: run.lines("no record is started any more") or run.ended(), "the drain", RUN_TIME, 0.001)
+        time.sleep(rng.uniform(0, 0.03))
+    elif kind < 0.5:
         wait_until(lambda: os.path.exists(out + ".tmp") or run.ended(), "assembly", RUN_TIME, 0.0005)
         time.sleep(rng.uniform(0, 0.01))
     else:
         time.sleep(rng.uniform(0, 3.0))
-    where = landing(out)
-    return where if run.kill(pid) else None
+    where = landing(run, out)
+    killed = run.kill(pid)
+    expect(not os.path.exists(out + ".parts/crashes"), "a kill accuses records")
+    return where if killed else None
 
 
 def kills(shop, count, seed):
@@ -67,7 +81,7 @@ def kills(shop, count, seed):
 
 
 def killed_at_random_the_result_is_the_same(shop):
-    kills(shop, 50 if shop.options.long else 5, seed=1)
+    kills(shop, 1000 if shop.options.long else 5, seed=1)
 
 
 def a_signal_to_mpirun_drains(shop):

@@ -3,7 +3,10 @@
 // step. Environment:
 //   FAILING_RANK       which rank; unset: none
 //   FAILING_RANK_AT    which call, from 1
-//   FAILING_RANK_ACT   error (the call fails), abort (MPI_Abort with code 9), segv, stop, kill
+//   FAILING_RANK_FILE  instead: the first call once this file is there
+//   FAILING_RANK_ACT   error (the call fails), abort (MPI_Abort with code 9), abrt, bus, segv,
+//   stop,
+//                      kill
 //   FAILING_RANK_MS    every call on every rank takes so many milliseconds more
 #include <mpi.h>
 
@@ -28,10 +31,14 @@ int MPI_Allreduce(const void* in, void* out, int count, MPI_Datatype type, MPI_O
     int rank = -1;
     PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
     const char* act = getenv("FAILING_RANK_ACT");
-    if (act != NULL && rank == number("FAILING_RANK") && call == number("FAILING_RANK_AT")) {
+    const char* file = getenv("FAILING_RANK_FILE");
+    const int now = file == NULL ? call == number("FAILING_RANK_AT") : access(file, F_OK) == 0;
+    if (act != NULL && rank == number("FAILING_RANK") && now) {
         if (strcmp(act, "error") == 0) return MPI_ERR_OTHER;
         if (strcmp(act, "abort") == 0) MPI_Abort(MPI_COMM_WORLD, 9);
         if (strcmp(act, "segv") == 0) raise(SIGSEGV);
+        if (strcmp(act, "bus") == 0) raise(SIGBUS);
+        if (strcmp(act, "abrt") == 0) abort();
         if (strcmp(act, "stop") == 0) raise(SIGSTOP);
         if (strcmp(act, "kill") == 0) raise(SIGKILL);
     }

@@ -26,7 +26,7 @@ std::vector<std::pair<int64_t, int64_t>> slices(RecordQueue& queue) {
 TEST(RecordQueue, HandsOutNeighboursThatAreNotDone) {
     Done done(12, false);
     for (const size_t record : {0, 4, 5, 11}) done[record] = true;
-    RecordQueue queue(done, 4);
+    RecordQueue queue(done, {}, 4);
     using Slices = std::vector<std::pair<int64_t, int64_t>>;
     // 1 2 3 | 6 then 7 8 9 10
     EXPECT_EQ(slices(queue), (Slices{{1, 3}, {6, 1}, {7, 4}}));
@@ -34,10 +34,29 @@ TEST(RecordQueue, HandsOutNeighboursThatAreNotDone) {
 }
 
 TEST(RecordQueue, NothingIsLeftWhereAllIsDone) {
-    RecordQueue none(Done{}, 4);
+    RecordQueue none(Done{}, {}, 4);
     EXPECT_EQ(none.next().count, 0);
-    RecordQueue done(Done(5, true), 4);
+    RecordQueue done(Done(5, true), {}, 4);
     EXPECT_EQ(done.next().count, 0);
+}
+
+TEST(RecordQueue, RecordsThatRunAloneComeLastAndOneByOne) {
+    const Done done{false, true, false, false, false, false};
+    const Done alone{false, true, true, false, true, false};
+    for (const int64_t at_once : {1, 2, 100}) {
+        RecordQueue queue(done, alone, at_once);
+        std::vector<int64_t> along;
+        std::vector<int64_t> single;
+        for (RecordQueue::Slice slice = queue.next(); slice.count > 0; slice = queue.next()) {
+            EXPECT_TRUE(!slice.alone || slice.count == 1);
+            EXPECT_TRUE(slice.alone || single.empty());
+            for (int64_t i = 0; i < slice.count; ++i) {
+                (slice.alone ? single : along).push_back(slice.first + i);
+            }
+        }
+        EXPECT_EQ(along, (std::vector<int64_t>{0, 3, 5}));
+        EXPECT_EQ(single, (std::vector<int64_t>{2, 4}));
+    }
 }
 
 TEST(RecordQueue, QueuesOfOneCounterShareTheRecords) {
@@ -51,7 +70,7 @@ TEST(RecordQueue, QueuesOfOneCounterShareTheRecords) {
             return std::exchange(*taken, *taken + records);
         };
         std::vector<RecordQueue> queues;
-        for (int group = 0; group < 3; ++group) queues.emplace_back(done, at_once, take);
+        for (int group = 0; group < 3; ++group) queues.emplace_back(done, Done{}, at_once, take);
         std::set<int64_t> seen;
         bool more = true;
         for (size_t turn = 0; more; ++turn) {

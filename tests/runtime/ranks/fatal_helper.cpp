@@ -48,6 +48,9 @@ int main(int, char** argv) {
         std::fprintf(stderr, "last hook of rank %d\n", session.rank());
         if (way == "last") std::this_thread::sleep_for(std::chrono::hours(1));
     });
+    fatal.on_error([&](const Error& error) {
+        std::fprintf(stderr, "rank %d is told: %s\n", session.rank(), error.what());
+    });
     return fatal.guard([&]() -> int {
         for (int step = 0;; ++step) {
             position.enter(step, "barrier");

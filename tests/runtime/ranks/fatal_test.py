@@ -39,6 +39,9 @@ def check(name, ranks, way, code, line, hooks, longest=15.0):
         problems.append(f"error lines {lines}, expected one like {line}")
     if ("hook one of rank" in stderr) != hooks:
         problems.append(f"hooks ran: {not hooks}, expected {hooks}")
+    told = [text for text in printed if " is told: " in text]
+    if len(told) != 1 or told[0].split(": ", 1)[1] not in line.replace(r"\.", "."):
+        problems.append(f"told {told}, expected the error once")
     if hooks and "while ending: hook two fails" not in stderr:
         problems.append("no word of the hook that failed")
     if "last hook of rank" not in stderr and way != "hang":
