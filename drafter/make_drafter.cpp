@@ -37,12 +37,14 @@ DrafterFiles open_drafter(const DrafterChoice& choice, MadeDrafter made, const M
 
 std::unique_ptr<Drafter> make_drafter(Backend& backend, Communicator& comm, Position& position,
                                       const DrafterFiles& files, const TargetModel& target,
-                                      int64_t known_tokens) {
+                                      int64_t known_tokens, const LoadProgress& progress) {
     switch (files.kind) {
         case DrafterKind::dflash:
-            return std::make_unique<DFlash2>(
-                backend, comm, position, files.config, files.checkpoint, target,
-                DraftOptions{.placement = files.placement, .known_tokens = known_tokens});
+            return std::make_unique<DFlash2>(backend, comm, position, files.config,
+                                             files.checkpoint, target,
+                                             DraftOptions{.placement = files.placement,
+                                                          .known_tokens = known_tokens,
+                                                          .progress = progress});
     }
     throw Error(ErrorKind::internal, "make_drafter: expected a kind of drafter");
 }

@@ -52,6 +52,6 @@ DrafterFiles open_drafter(const DrafterChoice& choice, MadeDrafter made, const M
 // tensors. Not collective.
 std::unique_ptr<Drafter> make_drafter(Backend& backend, Communicator& comm, Position& position,
                                       const DrafterFiles& files, const TargetModel& target,
-                                      int64_t known_tokens);
+                                      int64_t known_tokens, const LoadProgress& progress = {});
 
 }  // namespace quadrille

@@ -57,7 +57,9 @@ size_t FileHandle::read(int64_t at, std::span<char> out) const {
         const ssize_t count =
             ::pread(file_, out.data() + done, out.size() - done, at + static_cast<int64_t>(done));
         if (count < 0 && errno == EINTR) continue;
-        if (count < 0) fail("cannot read");
+        if (count < 0) {
+            fail(fmt::format("cannot read at byte {}", at + static_cast<int64_t>(done)).c_str());
+        }
         if (count == 0) break;
         done += static_cast<size_t>(count);
     }

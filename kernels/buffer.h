@@ -14,8 +14,8 @@ namespace quadrille {
 class Buffer {
   public:
     Buffer() = default;
-    Buffer(Backend& backend, int64_t bytes)
-        : backend_(&backend), data_(backend.allocate(bytes)), bytes_(bytes) {}
+    Buffer(Backend& backend, int64_t bytes, Memory memory = Memory::pass)
+        : backend_(&backend), data_(backend.allocate_for(memory, bytes)), bytes_(bytes) {}
     Buffer(Buffer&& other) noexcept { swap(other); }
     Buffer& operator=(Buffer&& other) noexcept {
         Buffer taken(std::move(other));
@@ -45,8 +45,8 @@ template <class T>
 class Array {
   public:
     Array() = default;
-    Array(Backend& backend, int64_t rows, int64_t cols)
-        : buffer_(backend, rows * cols * static_cast<int64_t>(sizeof(T))),
+    Array(Backend& backend, int64_t rows, int64_t cols, Memory memory = Memory::pass)
+        : buffer_(backend, rows * cols * static_cast<int64_t>(sizeof(T)), memory),
           backend_(&backend),
           rows_(rows),
           cols_(cols) {}

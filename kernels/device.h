@@ -19,6 +19,16 @@ class Recording {
     virtual void replay() = 0;
 };
 
+// A place in the order of what a device was given.
+class Mark {
+  public:
+    virtual ~Mark() = default;
+    virtual void wait() = 0;  // until everything before it is done
+};
+
+// What memory is for: the classes that a plan tells apart.
+enum class Memory : uint8_t { weights, latents, state, draft_context, pass };
+
 class Device {
   public:
     virtual ~Device() = default;
@@ -30,8 +40,14 @@ class Device {
     // True: its memory is the host's, so that anyone may read and write it.
     virtual bool on_host() const { return false; }
 
+    // True: its memory lies in the host's main memory, beside the pages of files.
+    virtual bool shares_host_memory() const { return on_host(); }
+    // True: memory is only counted, nothing is read, moved or computed.
+    virtual bool on_paper() const { return false; }
+
     // 64-byte aligned, zero-filled. nullptr for 0 bytes. Throws Error{device} when there is none.
     virtual void* allocate(int64_t bytes) = 0;
+    virtual void* allocate_for(Memory, int64_t bytes) { return allocate(bytes); }
     virtual void release(void* pointer) noexcept = 0;
     virtual void* allocate_host(int64_t bytes) = 0;  // pinned where that means something
     virtual void release_host(void* pointer) noexcept = 0;
@@ -42,6 +58,11 @@ class Device {
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
     virtual void fill_zero(void* to, int64_t bytes) = 0;
     virtual void synchronize() = 0;
+    // nullptr: everything before it is done already.
+    virtual std::unique_ptr<Mark> mark() {
+        synchronize();
+        return nullptr;
+    }
     // A download that nobody waits for: done with the next synchronize(). host: of allocate_host.
     virtual void fetch(void* host, const void* from, int64_t bytes) { download(host, from, bytes); }
 

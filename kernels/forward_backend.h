@@ -23,6 +23,7 @@ class ForwardBackend : public Backend {
     std::string device() const override { return inner_.device(); }
     std::vector<std::string> libraries() const override { return inner_.libraries(); }
     bool on_host() const override { return inner_.on_host(); }
+    bool shares_host_memory() const override { return inner_.shares_host_memory(); }
 
     void* allocate(int64_t bytes) override { return inner().allocate(bytes); }
     void release(void* pointer) noexcept override { inner().release(pointer); }
@@ -37,6 +38,7 @@ class ForwardBackend : public Backend {
     void copy(void* to, const void* from, int64_t bytes) override { inner().copy(to, from, bytes); }
     void fill_zero(void* to, int64_t bytes) override { inner().fill_zero(to, bytes); }
     void synchronize() override { inner().synchronize(); }
+    std::unique_ptr<Mark> mark() override { return inner().mark(); }
 
 #define QUADRILLE_OP(name, parameters, arguments) \
     void name parameters override {               \

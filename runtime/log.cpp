@@ -39,10 +39,10 @@ std::string describe(const Progress& now, const Progress& first, double seconds)
     return text;
 }
 
-std::string bar_of(const Progress& progress, int64_t width) {
-    const int64_t filled =
-        progress.total > 0 ? std::clamp<int64_t>(width * progress.done / progress.total, 0, width)
-                           : width;
+std::string bar_of(int64_t done, int64_t total, int64_t width) {
+    const double part = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0;
+    const auto filled =
+        std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(width) * part), 0, width);
     std::string bar = "[";
     bar.append(static_cast<size_t>(filled), '=');
     bar.append(static_cast<size_t>(width - filled), ' ');
@@ -123,10 +123,34 @@ void Log::print(const Progress& progress, Clock::time_point now) {
         std::fflush(to_);
         return;
     }
+    draw(text, progress.done, progress.total);
+}
+
+void Log::loading(int64_t done, int64_t total, Clock::time_point now) {
+    constexpr int64_t kWorthANotice = 1'000'000'000;
+    if (!shown_) return;
+    if (done == 0) loading_start_ = loading_last_ = now;
+    const double seconds = std::chrono::duration<double>(now - loading_start_).count();
+    const double rate = seconds > 0 ? 1e-9 * static_cast<double>(done) / seconds : 0.0;
+    if (done == total) {
+        clear_bar();
+        if (total < kWorthANotice) return;
+        return notice(fmt::format("weights: {:.1f} GB read in {:.1f} s, {:.2f} GB/s",
+                                  1e-9 * static_cast<double>(total), seconds, rate));
+    }
+    if (now - loading_last_ < (terminal_ ? Clock::duration(kBarInterval) : kLineInterval)) return;
+    loading_last_ = now;
+    const std::string text =
+        fmt::format("weights: {:.1f} of {:.1f} GB, {:.2f} GB/s", 1e-9 * static_cast<double>(done),
+                    1e-9 * static_cast<double>(total), rate);
+    terminal_ ? draw(text, done, total) : notice(text);
+}
+
+void Log::draw(const std::string& text, int64_t done, int64_t total) {
     // The line must not wrap, or "\r" no longer returns to its start.
     const int64_t room = columns_of(to_) - 1;
     const int64_t width = std::min(room - std::ssize(text) - 3, kWidestBar);
-    bar_ = width >= 5 ? bar_of(progress, width) + text
+    bar_ = width >= 5 ? bar_of(done, total, width) + text
                       : text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)));
     clear_bar();
     std::fputs(bar_.c_str(), to_);

@@ -33,11 +33,15 @@ class Log {
     // Call as often as convenient: printed at most 10 times a second on a terminal, else every
     // 10 s. Rates and the remaining time count from the first call.
     void progress(const Progress& progress, Clock::time_point now = Clock::now());
+    // Weights on their way to the backend: `done` of `total` bytes, first with 0, last with all.
+    // Printed as often as the progress; the end is a notice of its own for 1 GB or more.
+    void loading(int64_t done, int64_t total, Clock::time_point now = Clock::now());
     // The last state of the progress, printed whatever the time; ends a bar's line.
     void finish(const Progress& progress, Clock::time_point now = Clock::now());
 
   private:
     void print(const Progress& progress, Clock::time_point now);
+    void draw(const std::string& text, int64_t done, int64_t total);
     void clear_bar();
 
     bool shown_;
@@ -49,6 +53,8 @@ class Log {
     Progress first_;
     Clock::time_point start_;
     Clock::time_point last_;
+    Clock::time_point loading_start_;
+    Clock::time_point loading_last_;
 };
 
 // Writes text for people to read. A stream that takes nothing (a full disk, a closed pipe or

@@ -54,6 +54,7 @@ DFlash2::DFlash2(Backend& backend, Communicator& comm, Position& position,
         layers_.emplace_back(backend, loader_, config, l, plan_, limits_);
     }
     if (plan_.partial) reduce_.emplace(backend, comm, limits_.block, config.hidden_size);
+    loader_.read(options.progress);
 }
 
 void DFlash2::append(View<const float> taps, std::span<const uint8_t> write, const Rows& rows) {

@@ -28,6 +28,7 @@ namespace quadrille {
 struct DraftOptions {
     DraftPlacement placement = DraftPlacement::sharded;
     int64_t known_tokens = 0;  // ids from here on are never drafted; 0: the whole vocabulary
+    LoadProgress progress{};
 };
 
 class DFlash2 final : public Drafter {

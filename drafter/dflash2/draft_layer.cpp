@@ -75,8 +75,9 @@ DraftLayer::DraftLayer(Backend& backend, WeightLoader& loader, const DraftConfig
     mlp_conv_ = load_conv(loader, layer + "mlp_conv.", config);
 
     ring_size_ = ring_size(config, sliding, rows.capacity);
-    keys_ = Array<float>(backend, rows.slots, ring_size_ * kv.size());
-    values_ = Array<float>(backend, rows.slots, ring_size_ * kv.size());
+    const int64_t width = ring_size_ * kv.size();
+    keys_ = Array<float>(backend, rows.slots, width, Memory::draft_context);
+    values_ = Array<float>(backend, rows.slots, width, Memory::draft_context);
 }
 
 DraftLayer::Conv DraftLayer::load_conv(WeightLoader& loader, const std::string& prefix,

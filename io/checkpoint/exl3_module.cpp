@@ -46,9 +46,19 @@ const Tensor* find_scales(const Checkpoint& checkpoint, const std::string& scale
     return &tensor;
 }
 
-Exl3Part find_part(const Checkpoint& checkpoint, const std::string& module, int32_t rank,
-                   const Range& rows, const Range& cols) {
-    const auto name = [&](TensorPart part) { return tensor_name(module, part, rank); };
+// A module, or its part `rank`.
+struct StoredPart {
+    const Checkpoint& checkpoint;
+    const std::string& module;
+    int32_t rank;
+    Markers markers;
+};
+
+Exl3Part find_part(const StoredPart& stored, const Range& rows, const Range& cols) {
+    const auto& [checkpoint, module, rank, markers] = stored;
+    const auto name = [&stored](TensorPart part) {
+        return tensor_name(stored.module, part, stored.rank);
+    };
     const int64_t n = padded(rows.size());
     const int64_t k = padded(cols.size());
     const Tensor& trellis = checkpoint.get(name(TensorPart::trellis), "an EXL3 trellis");
@@ -60,7 +70,7 @@ Exl3Part find_part(const Checkpoint& checkpoint, const std::string& module, int3
     return {.rows = rows,
             .cols = cols,
             .bits = bits,
-            .codebook = stored_codebook(checkpoint, module, rank),
+            .codebook = stored_codebook(checkpoint, module, rank, markers),
             .trellis = &trellis,
             .suh = find_scales(checkpoint, name(TensorPart::suh), name(TensorPart::su), k),
             .svh = find_scales(checkpoint, name(TensorPart::svh), name(TensorPart::sv), n)};
@@ -191,7 +201,8 @@ int32_t trellis_bits(const Tensor& trellis) {
     return packed ? static_cast<int32_t>(shape[2] / kTile) : 0;
 }
 
-Codebook stored_codebook(const Checkpoint& checkpoint, const std::string& module, int32_t rank) {
+Codebook stored_codebook(const Checkpoint& checkpoint, const std::string& module, int32_t rank,
+                         Markers markers) {
     Codebook codebook = Codebook::three_inst;
     const auto look = [&](const std::string& marker, uint32_t multiplier, Codebook marked) {
         const Tensor* tensor = checkpoint.find(marker);
@@ -203,7 +214,10 @@ Codebook stored_codebook(const Checkpoint& checkpoint, const std::string& module
         }
         uint32_t value = 0;
         const bool scalar = tensor->dtype == Dtype::i32 && tensor->bytes.size() == sizeof value;
-        if (scalar) std::memcpy(&value, tensor->bytes.data(), sizeof value);
+        if (scalar && markers == Markers::named) value = multiplier;
+        if (scalar && markers == Markers::read) {
+            checkpoint.read(*tensor, 0, std::as_writable_bytes(std::span(&value, 1)));
+        }
         if (!scalar || value != multiplier) {
             throw Error(
                 ErrorKind::input,
@@ -224,14 +238,14 @@ Codebook stored_codebook(const Checkpoint& checkpoint, const std::string& module
 }
 
 Exl3Module find_exl3_module(const Checkpoint& checkpoint, const std::string& module, int64_t n,
-                            int64_t k) {
+                            int64_t k, Markers markers) {
     Exl3Module found;
     found.title = fmt::format("{}: module {}", checkpoint.folder().string(), module);
     found.n = n;
     found.k = k;
     add_tensors(found, checkpoint, module, -1);
     if (stored_as(checkpoint, module) != StoredAs::exl3_split) {
-        found.parts.push_back(find_part(checkpoint, module, -1, {0, n}, {0, k}));
+        found.parts.push_back(find_part({checkpoint, module, -1, markers}, {0, n}, {0, k}));
         return found;
     }
     const Tensor& first =
@@ -239,7 +253,8 @@ Exl3Module find_exl3_module(const Checkpoint& checkpoint, const std::string& mod
     const bool by_output = first.shape.size() == 3 && first.shape[0] == padded(k) / kTile;
     for (int32_t rank = 0; rank < kSplitRanks; ++rank) {
         const Range share = block_share(by_output ? n : k, kSplitRanks, rank);
-        found.parts.push_back(find_part(checkpoint, module, rank, by_output ? share : Range{0, n},
+        found.parts.push_back(find_part({checkpoint, module, rank, markers},
+                                        by_output ? share : Range{0, n},
                                         by_output ? Range{0, k} : share));
         add_tensors(found, checkpoint, module, rank);
     }
@@ -267,11 +282,43 @@ std::vector<float> Exl3Matrix::decode() const {
     return weights;
 }
 
-Exl3Matrix read_exl3(const Exl3Module& module, const MatrixSlice& slice) {
+std::optional<Exl3Place> place_exl3(const Exl3Module& module, const MatrixSlice& slice) {
+    check_blocks(module, slice);
+    const std::vector<Exl3Part> parts = parts_in(module, slice);
+    if (parts.size() != 1) return std::nullopt;
+    const Exl3Part& part = parts[0];
+    if (part.suh->dtype != Dtype::f16 || part.svh->dtype != Dtype::f16) return std::nullopt;
+    Exl3Place place;
+    place.part = part;
+    const Range cols = to_blocks(slice.cols);
+    place.cols = {cols.begin - part.cols.begin, cols.end - part.cols.begin};
+    for (const Range& slice_rows : slice.rows) {
+        const Range rows = to_blocks(slice_rows);
+        if (rows.size() == 0) continue;
+        if (overlap(rows, to_blocks(part.rows)).size() != rows.size()) return std::nullopt;
+        place.rows.push_back({rows.begin - part.rows.begin, rows.end - part.rows.begin});
+        place.n_padded += rows.size();
+    }
+    const bool inside = overlap(cols, to_blocks(part.cols)).size() == cols.size();
+    return inside ? std::optional(std::move(place)) : std::nullopt;
+}
+
+Exl3Matrix shape_exl3(const Exl3Module& module, const MatrixSlice& slice) {
     check_blocks(module, slice);
     Exl3Matrix out;
     out.n = slice.n();
     out.k = slice.k();
+    const std::vector<Exl3Part> parts = parts_in(module, slice);
+    if (parts.empty()) return out;
+    out.bits = parts[0].bits;
+    out.codebook = parts[0].codebook;
+    out.k_padded = padded(out.k);
+    for (const Range& rows : slice.rows) out.n_padded += padded(rows.size());
+    return out;
+}
+
+Exl3Matrix read_exl3(const Exl3Module& module, const MatrixSlice& slice) {
+    Exl3Matrix out = shape_exl3(module, slice);
     const std::vector<Exl3Part> parts = parts_in(module, slice);
     if (parts.empty()) return out;
     for (const Exl3Part& part : parts) {
@@ -279,13 +326,7 @@ Exl3Matrix read_exl3(const Exl3Module& module, const MatrixSlice& slice) {
         check_scales(module, *part.svh);
     }
     check_joined(module, parts);
-    out.bits = parts[0].bits;
-    out.codebook = parts[0].codebook;
-    out.k_padded = padded(out.k);
-    for (const Range& rows : slice.rows) {
-        out.n_padded += padded(rows.size());
-        append_scales(out.svh, parts, kOutputs, to_blocks(rows));
-    }
+    for (const Range& rows : slice.rows) append_scales(out.svh, parts, kOutputs, to_blocks(rows));
     append_scales(out.suh, parts, kInputs, to_blocks(slice.cols));
     out.trellis.reserve(
         static_cast<size_t>(exl3::trellis_bytes(out.n_padded, out.k_padded, out.bits)));

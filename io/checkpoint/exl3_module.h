@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,13 @@ namespace quadrille {
 // Bits a weight of a trellis I16 [k/16, n/16, 16 * bits]; 0: the tensor is no such trellis.
 int32_t trellis_bits(const Tensor& trellis);
 
+// named: a codebook is taken from the name of its marker, whose value is somebody else's to check.
+enum class Markers : uint8_t { read, named };
+
 // Codebook of a module or of its part `rank`. The marker lies beside the trellis or, of a split
 // module, with the module. Error{input}: two codebooks, or a marker of another value.
-Codebook stored_codebook(const Checkpoint& checkpoint, const std::string& module,
-                         int32_t rank = -1);
+Codebook stored_codebook(const Checkpoint& checkpoint, const std::string& module, int32_t rank = -1,
+                         Markers markers = Markers::read);
 
 // Outputs `rows` and inputs `cols` of a module, stored together.
 struct Exl3Part {
@@ -46,7 +50,18 @@ struct Exl3Module {
 
 // Reads headers and markers only. Error{input} naming tensor, expected and found.
 Exl3Module find_exl3_module(const Checkpoint& checkpoint, const std::string& module, int64_t n,
-                            int64_t k);
+                            int64_t k, Markers markers = Markers::read);
+
+// A slice that lies in one part, with F16 scales: channels relative to the part, in whole blocks.
+struct Exl3Place {
+    Exl3Part part;
+    std::vector<Range> rows;
+    Range cols;
+    int64_t n_padded = 0;
+};
+// nullopt: read_exl3 has to join parts or to convert scales. Error{input}: as read_exl3's of a
+// slice.
+std::optional<Exl3Place> place_exl3(const Exl3Module& module, const MatrixSlice& slice);
 
 // A packed matrix that owns its memory.
 struct Exl3Matrix {
@@ -66,7 +81,10 @@ struct Exl3Matrix {
     std::vector<float> decode() const;
 };
 
-// Copies a slice out of the mapping; the trellis of a made module stays empty. Error{input}: the
+// What read_exl3 returns, without trellis and scales. Error{input} for a slice.
+Exl3Matrix shape_exl3(const Exl3Module& module, const MatrixSlice& slice);
+
+// Copies a slice out of Tensor::bytes; the trellis of a made module stays empty. Error{input}: the
 // slice is not one of whole blocks (only the module's last may be short), a scale is infinite or
 // NaN (named by tensor and channel), or parts that it joins differ in bits, codebook or common
 // scales.

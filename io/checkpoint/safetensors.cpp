@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The safetensors container: 8 bytes of header length (little-endian), a JSON object
-// {name: {dtype, shape, data_offsets}, "__metadata__": {…}}, then the data, which the format
-// requires to be covered by the tensors without hole or overlap.
 #include "io/checkpoint/safetensors.h"
 
+#include "io/checkpoint/safetensors_file.h"
 #include "io/digest.h"
+#include "io/files.h"
 #include "io/text/json.h"
 #include "kernels/error.h"
 
@@ -13,13 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
-#include <optional>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace quadrille {
 
@@ -28,101 +23,11 @@ using nlohmann::json;
 
 namespace {
 
-constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the format's reference reader
 constexpr int64_t kMaxIndex = 1 << 28;
 constexpr size_t kDigestBytes = 4096;
 
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-
-std::optional<Dtype> dtype_named(const std::string& text) {
-    constexpr Dtype kAll[] = {Dtype::f32, Dtype::f16,     Dtype::bf16,    Dtype::f64,
-                              Dtype::i8,  Dtype::u8,      Dtype::i16,     Dtype::i32,
-                              Dtype::i64, Dtype::boolean, Dtype::f8_e4m3, Dtype::f8_e5m2};
-    for (const Dtype dtype : kAll) {
-        if (text == name(dtype)) return dtype;
-    }
-    return std::nullopt;
-}
-
-[[noreturn]] void bad_tensor(const fs::path& file, const std::string& tensor,
-                             const std::string& problem) {
-    throw Error(ErrorKind::input, fmt::format("{}: tensor {}: {}", file.string(), tensor, problem));
-}
-
-// Bytes of a shape; nothing when the product does not fit.
-std::optional<int64_t> bytes_of(const std::vector<int64_t>& shape, Dtype dtype) {
-    int64_t bytes = size_of(dtype);
-    // A zero anywhere makes the tensor empty, however large the other extents are.
-    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
-    for (const int64_t extent : shape) {
-        if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
-    }
-    return bytes;
-}
-
-// One entry of the header, checked against the `size` bytes of `data`.
-Tensor read_entry(const fs::path& file, const std::string& tensor, const json& entry,
-                  std::span<const std::byte> data) {
-    const JsonObject object(entry, file.string(), "tensor " + tensor);
-    Tensor result;
-    result.name = tensor;
-    const std::string dtype = object.string("dtype");
-    const auto known = dtype_named(dtype);
-    if (!known) object.fail("dtype", "a supported element type (F32, F16, BF16, I16, I32, …)");
-    result.dtype = *known;
-    result.shape = object.integers("shape", 0, INT64_MAX);
-    const auto expected = bytes_of(result.shape, result.dtype);
-    if (!expected) object.fail("shape", "a size that fits 63 bits");
-    const auto size = static_cast<int64_t>(data.size());
-    const auto offsets = object.integers("data_offsets", 0, INT64_MAX);
-    if (offsets.size() != 2) object.fail("data_offsets", "two offsets");
-    if (offsets[0] > offsets[1]) object.fail("data_offsets", "begin <= end");
-    if (offsets[1] > size) {
-        object.fail("data_offsets", fmt::format("an end within the file's {} data bytes", size));
-    }
-    if (offsets[1] - offsets[0] != *expected) {
-        bad_tensor(file, tensor,
-                   fmt::format("{}: expected {} bytes, found data_offsets of {} bytes",
-                               result.describe(), *expected, offsets[1] - offsets[0]));
-    }
-    result.bytes =
-        data.subspan(static_cast<size_t>(offsets[0]), static_cast<size_t>(offsets[1] - offsets[0]));
-    return result;
-}
-
-// Tensors must cover `data` exactly, each byte once.
-void check_cover(const fs::path& file, std::vector<Tensor>& tensors,
-                 std::span<const std::byte> data) {
-    std::sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) {
-        return std::pair(a.bytes.data(), a.bytes.size()) <
-               std::pair(b.bytes.data(), b.bytes.size());
-    });
-    const std::byte* covered = data.data();
-    const Tensor* last = nullptr;
-    for (const Tensor& tensor : tensors) {
-        const auto gap = tensor.bytes.data() - covered;
-        if (gap < 0) {
-            bad_tensor(file, tensor.name,
-                       fmt::format("its data overlaps tensor {} by {} bytes", last->name, -gap));
-        }
-        if (gap > 0) {
-            bad_tensor(file, tensor.name,
-                       fmt::format("expected its data at {}, found it at {} (a hole of {} bytes)",
-                                   covered - data.data(), tensor.bytes.data() - data.data(), gap));
-        }
-        covered = tensor.bytes.data() + tensor.bytes.size();
-        last = &tensor;
-    }
-    const auto left = data.data() + data.size() - covered;
-    if (left > 0) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: expected the tensors to fill the {} data bytes, found {} "
-                                "bytes after the last",
-                                file.string(), data.size(), left));
-    }
-}
 
 // Shard file -> the tensors the index expects in it.
 std::map<std::string, std::vector<std::string>> read_index(const fs::path& file) {
@@ -167,93 +72,6 @@ int64_t find_exponent(const std::byte* data, int64_t count, Word exponent) {
 }
 
 }  // namespace
-
-// A file mapped read-only for the life of the object.
-struct Checkpoint::Mapping {
-    explicit Mapping(const fs::path& file);
-    ~Mapping() { munmap(const_cast<std::byte*>(bytes.data()), bytes.size()); }
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-
-    std::string_view header(const fs::path& file) const;
-    std::vector<Tensor> read_tensors(const fs::path& file,
-                                     std::map<std::string, std::string>& metadata) const;
-
-    std::span<const std::byte> bytes;  // the whole file
-};
-
-Checkpoint::Mapping::Mapping(const fs::path& file) {
-    struct Descriptor {
-        int fd;
-        ~Descriptor() {
-            if (fd >= 0) close(fd);
-        }
-    };
-    const Descriptor handle{open(file.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (handle.fd < 0) {
-        const ErrorKind kind = errno == ENOENT ? ErrorKind::input : ErrorKind::io;
-        throw Error(kind, fmt::format("{}: cannot open: {}", file.string(), std::strerror(errno)));
-    }
-    struct stat status {};
-    if (fstat(handle.fd, &status) != 0) {
-        throw Error(ErrorKind::io, fmt::format("{}: {}", file.string(), std::strerror(errno)));
-    }
-    if (!S_ISREG(status.st_mode)) {
-        throw Error(ErrorKind::input, fmt::format("{}: not a regular file", file.string()));
-    }
-    const auto size = static_cast<size_t>(status.st_size);
-    if (size < kLengthBytes) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: expected at least {} bytes (header length), found {}",
-                                file.string(), kLengthBytes, size));
-    }
-    void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, handle.fd, 0);
-    if (address == MAP_FAILED) {
-        throw Error(ErrorKind::io, fmt::format("{}: cannot map {} bytes: {}", file.string(), size,
-                                               std::strerror(errno)));
-    }
-    bytes = {static_cast<const std::byte*>(address), size};
-}
-
-std::string_view Checkpoint::Mapping::header(const fs::path& file) const {
-    uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), kLengthBytes);
-    if (length > kMaxHeader) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: header: expected at most {} bytes, found a length of {}",
-                                file.string(), kMaxHeader, length));
-    }
-    if (length > bytes.size() - kLengthBytes) {
-        throw Error(ErrorKind::input,
-                    fmt::format("{}: header: expected {} bytes, found {} in the file (truncated?)",
-                                file.string(), length, bytes.size() - kLengthBytes));
-    }
-    return {reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length};
-}
-
-std::vector<Tensor> Checkpoint::Mapping::read_tensors(
-    const fs::path& file, std::map<std::string, std::string>& metadata) const {
-    const std::string_view text = header(file);
-    const auto data = bytes.subspan(kLengthBytes + text.size());
-    const json document = parse_json(text, file.string() + ": header");
-    const JsonObject top(document, file.string() + ": header");
-    std::vector<Tensor> tensors;
-    tensors.reserve(document.size());
-    for (const auto& [tensor, entry] : document.items()) {
-        if (tensor == "__metadata__") {
-            for (const auto& [key, value] :
-                 JsonObject(entry, top.place(), tensor).value().items()) {
-                if (!value.is_string())
-                    JsonObject(entry, top.place(), tensor).fail(key, "a string");
-                metadata[key] = value.get<std::string>();
-            }
-            continue;
-        }
-        tensors.push_back(read_entry(file, tensor, entry, data));
-    }
-    check_cover(file, tensors, data);
-    return tensors;
-}
 
 int64_t Tensor::elements() const {
     int64_t count = 1;
@@ -310,15 +128,20 @@ Checkpoint::Checkpoint(const fs::path& folder, const std::vector<std::string>& f
 }
 
 void Checkpoint::add_file(const fs::path& file) {
-    mappings_.push_back(std::make_unique<Mapping>(file));
+    std::error_code code;
+    if (!fs::exists(file, code)) {
+        throw Error(ErrorKind::input,
+                    fmt::format("{}: cannot open: {}", file.string(), system_reason(ENOENT)));
+    }
+    opened_.push_back(std::make_unique<SafetensorsFile>(file));
     files_.push_back(file);
     metadata_.emplace_back();
-    for (Tensor& tensor : mappings_.back()->read_tensors(file, metadata_.back())) {
+    for (Tensor& tensor : opened_.back()->read_tensors(metadata_.back())) {
         tensor.file = files_.size() - 1;
         const auto [at, inserted] = tensors_.try_emplace(tensor.name, std::move(tensor));
         if (!inserted) {
-            bad_tensor(file, at->first,
-                       fmt::format("also in {}", files_[at->second.file].string()));
+            throw Error(ErrorKind::input, fmt::format("{}: tensor {}: also in {}", file.string(),
+                                                      at->first, files_[at->second.file].string()));
         }
     }
 }
@@ -373,15 +196,45 @@ void Checkpoint::refuse_non_finite(const Tensor& tensor, int64_t element) const 
                             folder_.string(), tensor.name, element, tensor.describe()));
 }
 
+TensorPlace Checkpoint::place(const Tensor& tensor) const {
+    if (files_.empty()) return {.begin = reinterpret_cast<intptr_t>(tensor.bytes.data())};
+    return {.file = tensor.file,
+            .begin = tensor.bytes.data() - opened_.at(tensor.file)->bytes().data()};
+}
+
+void Checkpoint::read(const TensorPlace& from, std::span<std::byte> out) const {
+    if (!files_.empty()) return opened_.at(from.file)->read(from.begin, out);
+    std::memcpy(out.data(), reinterpret_cast<const void*>(from.begin), out.size());
+}
+
+void Checkpoint::read(const Tensor& tensor, int64_t first, std::span<std::byte> out) const {
+    require(first >= 0 && first + std::ssize(out) <= std::ssize(tensor.bytes),
+            "bytes inside their tensor");
+    TensorPlace from = place(tensor);
+    from.begin += first;
+    read(from, out);
+}
+
+void Checkpoint::forget(const TensorPlace& from, int64_t bytes) const {
+    if (!files_.empty()) opened_.at(from.file)->forget(from.begin, bytes);
+}
+
+void Checkpoint::check_unchanged() const {
+    for (const auto& file : opened_) file->check_unchanged();
+}
+
 std::string Checkpoint::digest() const {
     Digest digest;
-    for (size_t i = 0; i < files_.size(); ++i) {
-        digest.add(mappings_[i]->header(files_[i]));
-        digest.add(uint64_t{mappings_[i]->bytes.size()});
+    for (const auto& file : opened_) {
+        digest.add(file->header());
+        digest.add(uint64_t{file->bytes().size()});
     }
+    std::array<std::byte, kDigestBytes> first;
     for (const auto& [name, tensor] : tensors_) {
         if (files_.empty()) digest.add(name + tensor.describe());
-        digest.add(tensor.bytes.first(std::min(tensor.bytes.size(), kDigestBytes)));
+        const std::span bytes = std::span(first).first(std::min(tensor.bytes.size(), kDigestBytes));
+        if (!bytes.empty()) read(tensor, 0, bytes);
+        digest.add(bytes);
     }
     return digest.hex();
 }

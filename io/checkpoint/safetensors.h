@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Read access to a checkpoint folder: model.safetensors, or model.safetensors.index.json and its
-// shards. Headers are parsed and checked at once (sizes, offsets, overlaps, truncation); data is
-// mapped and read when asked for.
+// shards. Headers are parsed and checked at once (sizes, offsets, overlaps, truncation). Data is
+// read when asked for: by read, or through Tensor::bytes, a map for jobs that look at few tensors.
+// A map cannot name what goes wrong with a file and its pages compete with weights for unified
+// memory, so whatever a model is loaded with is read.
 #pragma once
 
 #include "kernels/dtype.h"
@@ -18,6 +20,8 @@
 
 namespace quadrille {
 
+class SafetensorsFile;
+
 struct Tensor {
     std::string name;
     Dtype dtype = Dtype::f32;
@@ -29,6 +33,13 @@ struct Tensor {
     // True: it has no bytes; whoever places it makes values (made_model.h).
     bool made() const { return bytes.empty() && elements() > 0; }
     std::string describe() const;  // "BF16 [256, 512]", for messages
+};
+
+// The place of a tensor's bytes: in files()[file] from `begin` on, or for a checkpoint without
+// files at an address.
+struct TensorPlace {
+    size_t file = 0;
+    int64_t begin = 0;
 };
 
 // The first of `count` values at `data` that is infinite or NaN; -1: there is none. BF16, F16 or
@@ -64,6 +75,16 @@ class Checkpoint {
     const std::map<std::string, Tensor>& tensors() const { return tensors_; }
     const std::vector<std::filesystem::path>& files() const { return files_; }
     const std::filesystem::path& folder() const { return folder_; }
+    TensorPlace place(const Tensor& tensor) const;
+    // Fills `out` from a place on, by read(2), whatever short reads a file system gives. Error{io}
+    // naming the file and the byte where it fails, or ends sooner than its header says. Any thread.
+    void read(const TensorPlace& from, std::span<std::byte> out) const;
+    // The bytes of a tensor from `first` on.
+    void read(const Tensor& tensor, int64_t first, std::span<std::byte> out) const;
+    // The system need not keep these bytes of files()[from.file] in memory.
+    void forget(const TensorPlace& from, int64_t bytes) const;
+    // Error{io} naming a file that has been written to since its header was read.
+    void check_unchanged() const;
     // __metadata__ of files()[file].
     const std::map<std::string, std::string>& metadata(size_t file) const {
         return metadata_.at(file);
@@ -73,14 +94,13 @@ class Checkpoint {
     std::string digest() const;
 
   private:
-    struct Mapping;
     void add_file(const std::filesystem::path& file);
 
     std::filesystem::path folder_;
     std::vector<std::filesystem::path> files_;
     std::vector<std::map<std::string, std::string>> metadata_;
-    std::vector<std::unique_ptr<Mapping>> mappings_;
-    std::vector<std::vector<std::byte>> data_;  // of no files
+    std::vector<std::unique_ptr<SafetensorsFile>> opened_;  // of files_
+    std::vector<std::vector<std::byte>> data_;              // of no files
     std::map<std::string, Tensor> tensors_;
 };
 

@@ -62,11 +62,12 @@ JobModels::JobModels(const ModelChoice& choice, int ranks, int rank,
 
 void JobModels::load(Backend& backend, Communicator& comm, Position& position,
                      const ModelLimits& limits, int64_t known_tokens,
-                     const std::vector<int64_t>& taps) {
+                     const std::vector<int64_t>& taps, const LoadProgress& progress) {
     target_.emplace(backend, comm, position, config(), checkpoint(), limits,
-                    drafter_files_ ? drafter_files_->taps() : taps);
+                    drafter_files_ ? drafter_files_->taps() : taps, progress);
     if (!drafter_files_) return;
-    drafter_ = make_drafter(backend, comm, position, *drafter_files_, *target_, known_tokens);
+    drafter_ =
+        make_drafter(backend, comm, position, *drafter_files_, *target_, known_tokens, progress);
 }
 
 }  // namespace quadrille

@@ -67,7 +67,8 @@ class JobModels {
     // layers that the target shows where there is no drafter. Not collective;
     // backend, communicator and position outlive this.
     void load(Backend& backend, Communicator& comm, Position& position, const ModelLimits& limits,
-              int64_t known_tokens, const std::vector<int64_t>& taps = {});
+              int64_t known_tokens, const std::vector<int64_t>& taps = {},
+              const LoadProgress& progress = {});
     // Once loaded.
     TargetModel& target() { return *target_; }
     Drafter* drafter() { return drafter_.get(); }  // nullptr: none

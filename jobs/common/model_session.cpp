@@ -108,8 +108,10 @@ void ModelSession::compare_surroundings() {
 
 void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,
                         const std::vector<int64_t>& taps) {
-    agree("weights",
-          [&] { models_->load(backend(), comm, position_, limits, known_tokens, taps); });
+    agree("weights", [&] {
+        models_->load(backend(), comm, position_, limits, known_tokens, taps,
+                      [this](int64_t done, int64_t total) { log_.loading(done, total); });
+    });
 }
 
 }  // namespace quadrille

@@ -139,7 +139,24 @@ void CudaBackend::fetch(void* host, const void* from, int64_t bytes) {
                                stream_.get()));
 }
 
+bool CudaBackend::shares_host_memory() const {
+    int device = 0;
+    int integrated = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device));
+    return integrated != 0;
+}
+
 namespace {
+
+class EventMark final : public Mark {
+  public:
+    explicit EventMark(const Stream& stream) { event_.record(stream); }
+    void wait() override { event_.synchronize(); }
+
+  private:
+    Event event_;
+};
 
 class GraphRecording final : public Recording {
   public:
@@ -152,6 +169,10 @@ class GraphRecording final : public Recording {
 };
 
 }  // namespace
+
+std::unique_ptr<Mark> CudaBackend::mark() {
+    return std::make_unique<EventMark>(stream_);
+}
 
 std::unique_ptr<Recording> CudaBackend::record(const std::function<void()>& work) {
     workspace_.keep();

@@ -34,6 +34,7 @@ class CudaBackend final : public Backend {
     std::string name() const override { return "cuda"; }
     std::string device() const override { return device_name_; }
     std::vector<std::string> libraries() const override;
+    bool shares_host_memory() const override;
 
     void* allocate(int64_t bytes) override;
     void release(void* pointer) noexcept override;
@@ -44,6 +45,7 @@ class CudaBackend final : public Backend {
     void copy(void* to, const void* from, int64_t bytes) override;
     void fill_zero(void* to, int64_t bytes) override;
     void synchronize() override { stream_.synchronize(); }
+    std::unique_ptr<Mark> mark() override;
     void fetch(void* host, const void* from, int64_t bytes) override;
     bool records() const override { return true; }
     std::unique_ptr<Recording> record(const std::function<void()>& work) override;

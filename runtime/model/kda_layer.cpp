@@ -62,11 +62,11 @@ KdaLayer::KdaLayer(Backend& backend, WeightLoader& loader, const std::string& pr
     weights_.o_norm = loader.vector(prefix + "o_norm.weight", dim);
     out_ = loader.row_parallel(prefix + "o_proj", hidden, channels, plan.kda);
 
-    state_ = Array<float>(backend, slots, c * dim);
-    conv_ = Array<float>(backend, slots, (taps - 1) * 3 * c);
-    pending_qkv_ = Array<float>(backend, slots, max_pending * 3 * c);
-    pending_decay_ = Array<float>(backend, slots, max_pending * c);
-    pending_beta_ = Array<float>(backend, slots, max_pending * params_.heads);
+    state_ = Array<float>(backend, slots, c * dim, Memory::state);
+    conv_ = Array<float>(backend, slots, (taps - 1) * 3 * c, Memory::state);
+    pending_qkv_ = Array<float>(backend, slots, max_pending * 3 * c, Memory::state);
+    pending_decay_ = Array<float>(backend, slots, max_pending * c, Memory::state);
+    pending_beta_ = Array<float>(backend, slots, max_pending * params_.heads, Memory::state);
 }
 
 KdaState KdaLayer::state_view() const {

@@ -67,9 +67,9 @@ MlaLayer::MlaLayer(Backend& backend, WeightLoader& loader, const std::string& pr
 
     const int64_t pools = capacity / config.index_kpool;
     ring_size_ = static_cast<int32_t>(config.index_kpool - 1 + max_block);
-    latents_ = Array<float>(backend, slots, capacity * rank);
-    pools_ = Array<float>(backend, slots, pools * index_dim);
-    ring_ = Array<float>(backend, slots, ring_size_ * 2 * index_dim);
+    latents_ = Array<float>(backend, slots, capacity * rank, Memory::latents);
+    pools_ = Array<float>(backend, slots, pools * index_dim, Memory::latents);
+    ring_ = Array<float>(backend, slots, ring_size_ * 2 * index_dim, Memory::latents);
 }
 
 void MlaLayer::forward(View<float> partial, View<const float> in, const Rows& rows,

@@ -12,7 +12,8 @@ namespace quadrille {
 
 TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& position,
                          const ModelConfig& config, const Checkpoint& checkpoint,
-                         const ModelLimits& limits, std::vector<int64_t> taps)
+                         const ModelLimits& limits, std::vector<int64_t> taps,
+                         const LoadProgress& progress)
     : backend_(backend),
       position_(position),
       config_(config),
@@ -44,6 +45,7 @@ TargetModel::TargetModel(Backend& backend, Communicator& comm, Position& positio
     taps_out_ = Array<float>(backend, rows, std::ssize(tap_layers_) * hidden);
     hidden_ = Array<float>(backend, logit_rows, hidden);
     logits_ = Array<float>(backend, logit_rows, plan_.vocab.size());
+    loader_.read(progress);
 }
 
 TargetModel::Layer TargetModel::load_layer(int64_t index, const std::string& prefix) {

@@ -43,7 +43,7 @@ class TargetModel {
     // Errors: Error{input} for tensors, Error{usage} where the ranks do not divide the model.
     TargetModel(Backend& backend, Communicator& comm, Position& position, const ModelConfig& config,
                 const Checkpoint& checkpoint, const ModelLimits& limits,
-                std::vector<int64_t> taps = {});
+                std::vector<int64_t> taps = {}, const LoadProgress& progress = {});
 
     // One pass over an uploaded batch. Returns logits (logit_count, vocab part) of this rank; they,
     // taps() and hidden() stay valid until the next forward.

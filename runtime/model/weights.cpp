@@ -11,8 +11,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
+#include <optional>
+#include <utility>
 
 namespace quadrille {
 
@@ -27,15 +28,45 @@ bool is_float(Dtype dtype) {
     return dtype == Dtype::bf16 || dtype == Dtype::f16 || dtype == Dtype::f32;
 }
 
-float load_float(const std::byte* data, Dtype dtype, int64_t index) {
-    if (dtype == Dtype::f32) {
-        float value;
-        std::memcpy(&value, data + index * 4, 4);
-        return value;
+// These tensors in host memory, as a checkpoint without files.
+Checkpoint in_memory(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+    std::vector<Tensor> tensors;
+    std::vector<std::vector<std::byte>> data;
+    for (const std::string& name : names) {
+        Tensor tensor = checkpoint.get(name, "a tensor that was there");
+        std::vector<std::byte>& bytes = data.emplace_back(tensor.bytes.size());
+        checkpoint.read(tensor, 0, bytes);
+        tensor.bytes = bytes;
+        tensors.push_back(std::move(tensor));
     }
-    uint16_t bits;
-    std::memcpy(&bits, data + index * 2, 2);
-    return dtype == Dtype::bf16 ? to_float(BF16{bits}) : to_float(F16{bits});
+    return {checkpoint.folder().string(), std::move(tensors), std::move(data)};
+}
+
+std::vector<std::string> names_of(const Exl3Module& module) {
+    std::vector<std::string> names;
+    for (const Tensor* tensor : module.tensors) names.push_back(tensor->name);
+    return names;
+}
+
+// Row by row, so that no more than one is on the host.
+void place_fp8(Backend& backend, const Checkpoint& checkpoint, const Fp8Weight& weight,
+               const MatrixSlice& slice, BF16* to) {
+    const int64_t k = slice.k();
+    std::vector<float> values(static_cast<size_t>(k));
+    std::vector<BF16> staged(values.size());
+    for (const Range& rows : slice.rows) {
+        for (int64_t row = rows.begin; row < rows.end; ++row, to += k) {
+            read_fp8(weight, row, slice.cols.begin, values);
+            const int64_t bad =
+                find_non_finite(std::as_bytes(std::span(values)).data(), Dtype::f32, k);
+            if (bad >= 0) {
+                checkpoint.refuse_non_finite(*weight.weight,
+                                             row * weight.k + slice.cols.begin + bad);
+            }
+            std::ranges::transform(values, staged.begin(), [](float v) { return to_bf16(v); });
+            backend.upload(to, staged.data(), k * int64_t{sizeof(BF16)});
+        }
+    }
 }
 
 std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
@@ -48,7 +79,10 @@ std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
 }  // namespace
 
 WeightLoader::WeightLoader(Backend& backend, const Checkpoint& checkpoint, Position* position)
-    : backend_(backend), checkpoint_(checkpoint), position_(position) {}
+    : backend_(backend),
+      checkpoint_(checkpoint),
+      position_(position),
+      reader_(backend, checkpoint) {}
 
 const Tensor& WeightLoader::need(const std::string& tensor_name, const std::string& expected) {
     used_.insert(tensor_name);
@@ -67,12 +101,12 @@ void* WeightLoader::reserve(int64_t bytes) {
     const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     bytes_ += rounded;
     if (rounded > kBlockBytes / 4) {  // large ones get a block of their own, behind the open one
-        blocks_.insert(blocks_.begin(), Buffer(backend_, rounded));
+        blocks_.insert(blocks_.begin(), Buffer(backend_, rounded, Memory::weights));
         return blocks_.front().data();
     }
     if (blocks_.empty() || blocks_.back().bytes() != kBlockBytes ||
         block_used_ + rounded > kBlockBytes) {
-        blocks_.emplace_back(backend_, kBlockBytes);
+        blocks_.emplace_back(backend_, kBlockBytes, Memory::weights);
         block_used_ = 0;
     }
     void* place = static_cast<std::byte*>(blocks_.back().data()) + block_used_;
@@ -80,14 +114,26 @@ void* WeightLoader::reserve(int64_t bytes) {
     return place;
 }
 
-void* WeightLoader::store(const void* host, int64_t bytes) {
-    void* place = reserve(bytes);
-    backend_.upload(place, host, bytes);
-    return place;
+void WeightLoader::later(std::vector<std::string> names,
+                         std::function<void(const Checkpoint&)> work) {
+    later_.push_back({std::move(names), std::move(work)});
+}
+
+void WeightLoader::read(const LoadProgress& progress) {
+    if (backend_.on_paper()) return;
+    reader_.read(position_, progress);
+    for (const auto& [names, work] : std::exchange(later_, {})) {
+        if (position_ != nullptr) {
+            position_->about(
+                fmt::format("{}: tensor {}", checkpoint_.folder().string(), names.front()));
+        }
+        work(in_memory(checkpoint_, names));
+    }
 }
 
 void* WeightLoader::make(const std::string& name, Dtype dtype, int64_t bytes) {
     require(dtype == Dtype::bf16 || dtype == Dtype::i16, "made values are BF16 or bits");
+    if (backend_.on_paper()) return reserve(bytes);
     Buffer& from = made_[dtype];
     if (from.bytes() == 0) {
         const std::vector<uint16_t> values = made_values(dtype, kMadeBytes / 2);
@@ -105,13 +151,16 @@ void* WeightLoader::make(const std::string& name, Dtype dtype, int64_t bytes) {
     return place;
 }
 
-template <class T>
-const T* WeightLoader::store(const std::vector<T>& values) {
-    return static_cast<const T*>(store(values.data(), std::ssize(values) * int64_t{sizeof(T)}));
+const Mlp* WeightLoader::table(const std::vector<Mlp>& entries) {
+    const int64_t bytes = std::ssize(entries) * int64_t{sizeof(Mlp)};
+    void* place = reserve(bytes);
+    backend_.upload(place, entries.data(), bytes);
+    return static_cast<const Mlp*>(place);
 }
 
-const Mlp* WeightLoader::table(const std::vector<Mlp>& entries) {
-    return store(entries);
+void WeightLoader::add_f32(const Tensor& tensor, const Range& elements, float* to) {
+    const int64_t size = size_of(tensor.dtype);
+    reader_.add(tensor, PieceKind::as_f32, {elements.begin * size, elements.end * size}, to);
 }
 
 const float* WeightLoader::vector(const std::string& tensor_name, int64_t count) {
@@ -130,17 +179,17 @@ const float* WeightLoader::tensor(const std::string& tensor_name,
     if (!is_float(tensor.dtype) || tensor.shape != shape) {
         checkpoint_.refuse(tensor, "BF16, F16 or F32 " + expected);
     }
-    checkpoint_.check_finite(tensor, 0, tensor.elements());
-    std::vector<float> values;
-    for (int64_t i = 0; i < tensor.elements(); ++i) {
-        values.push_back(load_float(tensor.bytes.data(), tensor.dtype, i));
-    }
-    return store(values);
+    auto* const to = static_cast<float*>(reserve(tensor.elements() * int64_t{sizeof(float)}));
+    add_f32(tensor, {0, tensor.elements()}, to);
+    return to;
 }
 
 const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64_t count,
                                   int64_t width, const std::vector<Range>& ranges) {
-    std::vector<float> values;
+    int64_t values = 0;
+    for (const Range& range : ranges) values += range.size() * width * std::ssize(tensors);
+    auto* const joined = static_cast<float*>(reserve(values * int64_t{sizeof(float)}));
+    float* to = joined;
     for (const std::string& tensor_name : tensors) {
         const std::string shape =
             width == 1 ? fmt::format("[{}]", count) : fmt::format("[{}, {}]", count, width);
@@ -149,13 +198,11 @@ const float* WeightLoader::joined(const std::vector<std::string>& tensors, int64
             checkpoint_.refuse(tensor, "BF16, F16 or F32 " + shape);
         }
         for (const Range& range : ranges) {
-            checkpoint_.check_finite(tensor, range.begin * width, range.size() * width);
-            for (int64_t i = range.begin * width; i < range.end * width; ++i) {
-                values.push_back(load_float(tensor.bytes.data(), tensor.dtype, i));
-            }
+            add_f32(tensor, {range.begin * width, range.end * width}, to);
+            to += range.size() * width;
         }
     }
-    return store(values);
+    return joined;
 }
 
 Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k) {
@@ -179,18 +226,7 @@ Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k,
                             const MatrixSlice& slice) {
     const StoredAs form = stored_as(checkpoint_, module);
     if (form == StoredAs::exl3 || form == StoredAs::exl3_split) {
-        const Exl3Matrix packed = read_packed(module, n, k, slice);
-        Matrix matrix = packed.view();
-        matrix.segments = slice.segments;
-        matrix.segment = slice.segment;
-        const int64_t bytes = exl3::trellis_bytes(packed.n_padded, packed.k_padded, packed.bits);
-        matrix.trellis = static_cast<const uint16_t*>(packed.trellis.empty()
-                                                          ? make(module, Dtype::i16, bytes)
-                                                          : store(packed.trellis.data(), bytes));
-        matrix.suh = store(packed.suh);
-        matrix.svh = store(packed.svh);
-        matrix.bias = bias_of(module, n, k, slice);
-        return matrix;
+        return load_exl3(module, n, k, slice);
     }
     const TensorPart part = form == StoredAs::bare ? TensorPart::bare : TensorPart::weight;
     const Tensor& tensor = need(tensor_name(module, part),
@@ -211,16 +247,79 @@ Matrix WeightLoader::native_matrix(const std::string& module, int64_t n, int64_t
     require(trellis == nullptr || !trellis->made(), "made values are not decoded");
     native.segments = slice.segments;
     native.segment = slice.segment;
-    native.weights = store(read_packed(module, n, k, slice).decode());
+    const int64_t bytes = native.n * native.k * int64_t{sizeof(float)};
+    void* const to = reserve(bytes);
+    native.weights = to;
+    later(names_of(find_packed(module, n, k)), [=, this](const Checkpoint& host) {
+        const Exl3Matrix packed = read_exl3(find_exl3_module(host, module, n, k), slice);
+        backend_.upload(to, packed.decode().data(), bytes);
+    });
     native.bias = bias_of(module, n, k, slice);
     return native;
 }
 
-Exl3Matrix WeightLoader::read_packed(const std::string& module, int64_t n, int64_t k,
-                                     const MatrixSlice& slice) {
-    const Exl3Module stored = find_exl3_module(checkpoint_, module, n, k);
+Exl3Module WeightLoader::find_packed(const std::string& module, int64_t n, int64_t k) {
+    Exl3Module stored = find_exl3_module(checkpoint_, module, n, k, Markers::named);
     for (const Tensor* tensor : stored.tensors) used_.insert(tensor->name);
-    return read_exl3(stored, slice);
+    return stored;
+}
+
+Matrix WeightLoader::load_exl3(const std::string& module, int64_t n, int64_t k,
+                               const MatrixSlice& slice) {
+    const Exl3Module stored = find_packed(module, n, k);
+    const Exl3Matrix shape = shape_exl3(stored, slice);
+    Matrix matrix = shape.view();
+    matrix.segments = slice.segments;
+    matrix.segment = slice.segment;
+    const int64_t bytes = exl3::trellis_bytes(shape.n_padded, shape.k_padded, shape.bits);
+    const bool made = stored.parts[0].trellis->made();
+    auto* const trellis =
+        static_cast<uint16_t*>(made ? make(module, Dtype::i16, bytes) : reserve(bytes));
+    auto* const suh = static_cast<F16*>(reserve(shape.k_padded * int64_t{sizeof(F16)}));
+    auto* const svh = static_cast<F16*>(reserve(shape.n_padded * int64_t{sizeof(F16)}));
+    matrix.trellis = trellis;
+    matrix.suh = suh;
+    matrix.svh = svh;
+    if (const std::optional<Exl3Place> place = place_exl3(stored, slice)) {
+        add_exl3(*place, matrix);
+        for (const Tensor* tensor : stored.tensors) {
+            const TensorPart part = parse_tensor_name(tensor->name).part;
+            if (part != TensorPart::mcg && part != TensorPart::mul1) continue;
+            reader_.add(*tensor, PieceKind::marker, {0, std::ssize(tensor->bytes)}, nullptr);
+        }
+    } else if (bytes > 0) {
+        later(names_of(stored), [=, this](const Checkpoint& host) {
+            const Exl3Matrix packed = read_exl3(find_exl3_module(host, module, n, k), slice);
+            backend_.upload(trellis, packed.trellis.data(), bytes);
+            backend_.upload(suh, packed.suh.data(), std::ssize(packed.suh) * 2);
+            backend_.upload(svh, packed.svh.data(), std::ssize(packed.svh) * 2);
+        });
+    }
+    matrix.bias = bias_of(module, n, k, slice);
+    return matrix;
+}
+
+void WeightLoader::add_exl3(const Exl3Place& place, const Matrix& matrix) {
+    const Exl3Part& part = place.part;
+    const auto scales = [&](const Tensor& tensor, const Range& channels, const F16* to) {
+        reader_.add(tensor, PieceKind::scales, {channels.begin * 2, channels.end * 2},
+                    const_cast<F16*>(to));
+    };
+    scales(*part.suh, place.cols, matrix.suh);
+    const int64_t tile_bytes = exl3::trellis_bytes(exl3::kTile, exl3::kTile, part.bits);
+    WeightPiece tiles{.tensor = part.trellis,
+                      .stride = part.trellis->shape[1] * tile_bytes,
+                      .to = reinterpret_cast<std::byte*>(const_cast<uint16_t*>(matrix.trellis))};
+    const F16* to = matrix.svh;
+    for (const Range& rows : place.rows) {
+        scales(*part.svh, rows, to);
+        to += rows.size();
+        tiles.spans.push_back(
+            {rows.begin / exl3::kTile * tile_bytes, rows.end / exl3::kTile * tile_bytes});
+    }
+    tiles.rows = place.cols.size() / exl3::kTile;
+    tiles.first = place.cols.begin / exl3::kTile * tiles.stride;
+    if (!part.trellis->made()) reader_.add(std::move(tiles));
 }
 
 // The bias of an EXL3 module, or nullptr.
@@ -253,42 +352,38 @@ Matrix WeightLoader::load_native(const Tensor& tensor, int64_t n, int64_t k,
         matrix.weights = make(tensor.name, tensor.dtype, matrix.n * matrix.k * size);
         return matrix;
     }
-    std::vector<std::byte> staged;
+    auto* to = static_cast<std::byte*>(reserve(matrix.n * matrix.k * size));
+    matrix.weights = to;
     for (const Range& rows : slice.rows) {
-        for (int64_t row = rows.begin; row < rows.end; ++row) {
-            checkpoint_.check_finite(tensor, row * k + slice.cols.begin, matrix.k);
-            const std::byte* from = tensor.bytes.data() + (row * k + slice.cols.begin) * size;
-            staged.insert(staged.end(), from, from + matrix.k * size);
-        }
+        reader_.add({.tensor = &tensor,
+                     .kind = PieceKind::values,
+                     .first = rows.begin * k * size,
+                     .rows = rows.size(),
+                     .stride = k * size,
+                     .spans = {{slice.cols.begin * size, slice.cols.end * size}},
+                     .to = to});
+        to += rows.size() * matrix.k * size;
     }
-    matrix.weights = store(staged);
     return matrix;
 }
 
 // FP8 times its scales, rounded to bf16: what the release's own loaders compute with.
 Matrix WeightLoader::load_fp8(const std::string& module, const Tensor& tensor, int64_t n, int64_t k,
                               const MatrixSlice& slice) {
-    const Fp8Weight weight = find_fp8(checkpoint_, module, tensor, n, k);
-    used_.insert(weight.scales->name);
+    const std::string scales = tensor_name(module, TensorPart::weight_scale_inv);
+    used_.insert(scales);
     Matrix matrix;
     matrix.n = slice.n();
     matrix.k = slice.k();
     matrix.dtype = Dtype::bf16;
     matrix.segments = slice.segments;
     matrix.segment = slice.segment;
-    std::vector<float> values(static_cast<size_t>(matrix.k));
-    std::vector<BF16> staged;
-    staged.reserve(static_cast<size_t>(matrix.n * matrix.k));
-    for (const Range& rows : slice.rows) {
-        for (int64_t row = rows.begin; row < rows.end; ++row) {
-            read_fp8(weight, row, slice.cols.begin, values);
-            const int64_t bad =
-                find_non_finite(std::as_bytes(std::span(values)).data(), Dtype::f32, matrix.k);
-            if (bad >= 0) checkpoint_.refuse_non_finite(tensor, row * k + slice.cols.begin + bad);
-            for (const float value : values) staged.push_back(to_bf16(value));
-        }
-    }
-    matrix.weights = store(staged);
+    auto* const to = static_cast<BF16*>(reserve(matrix.n * matrix.k * int64_t{sizeof(BF16)}));
+    matrix.weights = to;
+    later({tensor.name, scales}, [=, this, &tensor](const Checkpoint& host) {
+        const Fp8Weight weight = find_fp8(host, module, *host.find(tensor.name), n, k);
+        place_fp8(backend_, host, weight, slice, to);
+    });
     return matrix;
 }
 

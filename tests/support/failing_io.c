@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// LD_PRELOAD library: makes the k-th call that changes a file below a folder fail, to test what a
-// full or broken disk does. One process counts its own calls. Environment:
+// LD_PRELOAD library: makes the k-th call that changes or reads a file below a folder fail, to test
+// what a full or broken disk does. One process counts its own calls. Environment:
 //   FAILING_IO_FOLDER  absolute path; other files are left alone. Unset: nothing is counted
 //   FAILING_IO_AT      which call fails, from 1; 0 or unset: none
 //   FAILING_IO_OPS     letters of the calls that count: w write, t truncate, s sync, r rename,
-//                      c close of a file open for writing; default these. l lock
-//   FAILING_IO_ERRNO   ENOSPC (default), EIO or ENOLCK
+//                      c close of a file open for writing; default these. l lock,
+//                      p pread of FAILING_IO_LEAST bytes or more
+//   FAILING_IO_ERRNO   ENOSPC (default), EIO or ENOLCK; END: a pread finds the end of the file,
+//                      HANG: the call does not return
+//   FAILING_IO_SHORT   bytes that a pread below the folder gives at most, as NFS may
 //   FAILING_IO_RANK    only calls of this rank of an Open MPI job count; unset: all do
 //   FAILING_IO_STICKY  1: every counted call from the k-th on fails, as a disk that stays full
 //   FAILING_IO_LOG     a file outside the folder that gets a line "letter path" for each counted
@@ -65,6 +68,8 @@ static int fails(char op, const char* path) {
     errno = ENOSPC;
     if (name != NULL && strcmp(name, "EIO") == 0) errno = EIO;
     if (name != NULL && strcmp(name, "ENOLCK") == 0) errno = ENOLCK;
+    if (name != NULL && strcmp(name, "END") == 0) errno = 0;
+    while (name != NULL && strcmp(name, "HANG") == 0) pause();
     return 1;
 }
 
@@ -103,6 +108,21 @@ ssize_t pwrite64(int fd, const void* data, size_t n, off64_t at) {
 
 ssize_t pwrite(int fd, const void* data, size_t n, off_t at) {
     return pwrite64(fd, data, n, at);
+}
+
+static size_t number(const char* name) {
+    const char* text = getenv(name);
+    return text == NULL ? 0 : strtoul(text, NULL, 10);
+}
+
+ssize_t pread64(int fd, void* data, size_t n, off64_t at) {
+    if (n >= number("FAILING_IO_LEAST") && fails_fd('p', fd)) return errno == 0 ? 0 : -1;
+    const size_t most = number("FAILING_IO_SHORT");
+    return syscall(SYS_pread64, fd, data, most > 0 && n > most ? most : n, at);
+}
+
+ssize_t pread(int fd, void* data, size_t n, off_t at) {
+    return pread64(fd, data, n, at);
 }
 
 int ftruncate64(int fd, off64_t size) {

@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 
 namespace quadrille::test {
@@ -43,6 +45,7 @@ TEST(WeightLoader, KeepsNoPackedCopyOfAMatrixThatIsReadAsNative) {
         WeightLoader loader(*backend, stored.checkpoint());
         const Matrix native =
             loader.native_matrix("a", 300, 256, MatrixSlice::of_rows({{128, 300}}, 256));
+        loader.read();
         EXPECT_FALSE(native.is_exl3());
         EXPECT_EQ(native.dtype, Dtype::f32);
         ASSERT_EQ(native.n, 172);
@@ -67,6 +70,7 @@ TEST(WeightLoader, PlacesEverythingOfAPackedModule) {
     const StoredModules stored(tensors);
     WeightLoader loader(*backend, stored.checkpoint());
     const Matrix matrix = loader.matrix("a", 256, 128);
+    loader.read();
     const Matrix expected = data.matrix();
     ASSERT_TRUE(matrix.is_exl3());
     EXPECT_EQ(bytes_of(matrix.trellis, 256 * 128 / 8), bytes_of(expected.trellis, 256 * 128 / 8));
@@ -100,14 +104,21 @@ TEST(WeightLoader, RefusesWeightsThatAreNotFiniteByNameAndElement) {
             with_value(zeros("a.weight", bad.dtype, {2, 700}), 1300, bad.bits),
             with_value(zeros("v", bad.dtype, {5}), 3, bad.bits),
         });
-        WeightLoader loader(*backend, stored.checkpoint());
+        const auto load = [&](const auto& ask) {
+            WeightLoader loader(*backend, stored.checkpoint());
+            ask(loader);
+            loader.read();
+        };
         expect_error(ErrorKind::input, {"tensor a.weight", "finite", "element 1300"},
-                     [&] { loader.matrix("a", 2, 700); });
+                     [&] { load([](WeightLoader& loader) { loader.matrix("a", 2, 700); }); });
         expect_error(ErrorKind::input, {"tensor v", "finite", "element 3"},
-                     [&] { loader.vector("v", 5); });
-        expect_error(ErrorKind::input, {"tensor v", "element 3"}, [&] { loader.tensor("v", {5}); });
-        loader.vector("v", 5, {{0, 3}});  // of another rank's part nothing is asked
-        loader.matrix("a", 2, 700, MatrixSlice::of_rows({{0, 1}}, 700));
+                     [&] { load([](WeightLoader& loader) { loader.vector("v", 5); }); });
+        expect_error(ErrorKind::input, {"tensor v", "element 3"},
+                     [&] { load([](WeightLoader& loader) { loader.tensor("v", {5}); }); });
+        load([](WeightLoader& loader) {
+            loader.vector("v", 5, {{0, 3}});  // of another rank's part nothing is asked
+            loader.matrix("a", 2, 700, MatrixSlice::of_rows({{0, 1}}, 700));
+        });
     }
 }
 
@@ -124,6 +135,7 @@ TEST(WeightLoader, PlacesFp8WeightsTimesTheirScales) {
     const Matrix matrix = loader.matrix(
         "a", 256, 200,
         {.rows = {{120, 136}}, .cols = {100, 200}, .segments = 1, .segment = {0, 100}});
+    loader.read();
     ASSERT_EQ(matrix.dtype, Dtype::bf16);
     const auto at = [&](int64_t row, int64_t col) {
         return to_float(static_cast<const BF16*>(matrix.weights)[row * 100 + col]);
@@ -135,6 +147,84 @@ TEST(WeightLoader, PlacesFp8WeightsTimesTheirScales) {
     EXPECT_EQ(loader.unused(), std::vector<std::string>{});
 }
 
+// Larger than what is read at once, with gaps between what is wanted of its rows.
+TEST(WeightLoader, PlacesPartsOfLargeMatrices) {
+    constexpr int64_t kRows = 3000;
+    constexpr int64_t kCols = 3100;
+    StoredTensor large = zeros("a.weight", "F32", {kRows, kCols});
+    for (int64_t i = 0; i < kRows * kCols; ++i) {
+        const auto value = static_cast<float>(i % 16777213);
+        std::memcpy(large.bytes.data() + i * 4, &value, 4);
+    }
+    const StoredModules stored({large, zeros("b.weight", "BF16", {7, 5})});
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    WeightLoader loader(*backend, stored.checkpoint());
+    const Range whole = {0, kCols};
+    for (const Range& cols : {whole, Range{128, 256}, Range{100, 3000}}) {
+        const Matrix part = loader.matrix("a", kRows, kCols,
+                                          {.rows = {{2000, 2999}, {1, 1500}},
+                                           .cols = cols,
+                                           .segments = 1,
+                                           .segment = {0, cols.size()}});
+        loader.matrix("b", 7, 5);
+        int64_t seen = 0;
+        loader.read([&](int64_t done, int64_t total) {
+            EXPECT_EQ(total, (2498 * cols.size()) * 4 + 70);
+            seen = done;
+        });
+        EXPECT_EQ(seen, (2498 * cols.size()) * 4 + 70);
+        const auto* values = static_cast<const float*>(part.weights);
+        for (int64_t row = 0; row < part.n; ++row) {
+            const int64_t from = row < 999 ? 2000 + row : row - 998;
+            for (int64_t col = 0; col < part.k; ++col) {
+                ASSERT_EQ(values[row * part.k + col],
+                          static_cast<float>((from * kCols + cols.begin + col) % 16777213))
+                    << row << ", " << col;
+            }
+        }
+    }
+}
+
+TEST(WeightLoader, NamesAFileThatChangesWhileItIsRead) {
+    const TempFolder folder;
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    const auto load = [&](const auto& change) {
+        const auto path = folder.write("model.safetensors",
+                                       safetensors_file({zeros("a.weight", "BF16", {64, 64})}));
+        const Checkpoint checkpoint(path.parent_path());
+        WeightLoader loader(*backend, checkpoint);
+        loader.matrix("a", 64, 64);
+        change(path);
+        loader.read();
+    };
+    EXPECT_NO_THROW(load([](const auto&) {}));
+    expect_error(ErrorKind::io, {"model.safetensors", "shrank", "tensor a.weight"},
+                 [&] { load([](const auto& path) { std::filesystem::resize_file(path, 5000); }); });
+    expect_error(ErrorKind::io, {"model.safetensors", "somebody wrote to it"}, [&] {
+        load([](const auto& path) { std::ofstream(path, std::ios::app) << "more"; });
+    });
+    // One that is replaced goes on as it was when it was opened.
+    EXPECT_NO_THROW(load([](const auto& path) {
+        std::filesystem::remove(path);
+        std::ofstream(path) << "another";
+    }));
+}
+
+// The value of a marker is read with the weights that it belongs to.
+TEST(WeightLoader, RefusesAMarkerOfAnotherValue) {
+    Random random(34);
+    const MatrixData data = MatrixData::exl3(random, 256, 128, 2, Codebook::mcg);
+    std::vector<StoredTensor> tensors = exl3_tensors("a", data.matrix());
+    for (StoredTensor& tensor : tensors) {
+        if (tensor.name == "a.mcg") tensor.bytes[0] = static_cast<char>(tensor.bytes[0] ^ 1);
+    }
+    const std::unique_ptr<Backend> backend = make_backend("cpu");
+    const StoredModules stored(tensors);
+    WeightLoader loader(*backend, stored.checkpoint());
+    loader.matrix("a", 256, 128);
+    expect_error(ErrorKind::input, {"tensor a.mcg", "expected the value"}, [&] { loader.read(); });
+}
+
 TEST(WeightLoader, TakesTheLargestFiniteWeights) {
     const std::unique_ptr<Backend> backend = make_backend("cpu");
     const StoredModules stored({with_value(zeros("b", "BF16", {3}), 0, 0x7f7f),
@@ -142,6 +232,7 @@ TEST(WeightLoader, TakesTheLargestFiniteWeights) {
                                 with_value(zeros("f", "F32", {3}), 0, 0x7f7fffff)});
     WeightLoader loader(*backend, stored.checkpoint());
     for (const char* name : {"b", "h", "f"}) loader.vector(name, 3);
+    EXPECT_NO_THROW(loader.read());
 }
 
 TEST(WeightLoader, RefusesScalesThatAreNotFiniteByNameAndChannel) {
@@ -155,8 +246,10 @@ TEST(WeightLoader, RefusesScalesThatAreNotFiniteByNameAndChannel) {
         }
         const StoredModules stored(tensors);
         WeightLoader loader(*backend, stored.checkpoint());
-        expect_error(ErrorKind::input, {"tensor a." + scales, "finite", "channel 77"},
-                     [&] { loader.matrix("a", 256, 128); });
+        expect_error(ErrorKind::input, {"tensor a." + scales, "finite", "channel 77"}, [&] {
+            loader.matrix("a", 256, 128);
+            loader.read();
+        });
     }
 }
 
@@ -172,6 +265,7 @@ TEST(WeightLoader, FillsWhatAMadeModelHasNoBytesFor) {
         const Matrix gates = loader.matrix(layer + "hc_attn_fn", 24, 4 * 4096);
         const Matrix native = loader.matrix(layer + "self_attn.f_b_proj", 8192, 128);
         const Matrix packed = loader.matrix(layer + "mlp.down_proj", 4096, 12288);
+        loader.read();
         look(gates, native, packed);
         EXPECT_THROW(loader.matrix(layer + "mlp.down_proj", 4096, 2048), Error);
     };
