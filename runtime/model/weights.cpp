@@ -163,6 +163,11 @@ void WeightLoader::add_f32(const Tensor& tensor, const Range& elements, float* t
     reader_.add(tensor, PieceKind::as_f32, {elements.begin * size, elements.end * size}, to);
 }
 
+const std::string* WeightLoader::module_at(const void* weights) const {
+    const auto found = modules_.find(weights);
+    return found == modules_.end() ? nullptr : &found->second;
+}
+
 const float* WeightLoader::vector(const std::string& tensor_name, int64_t count) {
     return joined({tensor_name}, count, 1, {{0, count}});
 }
@@ -231,8 +236,10 @@ Matrix WeightLoader::matrix(const std::string& module, int64_t n, int64_t k,
     const TensorPart part = form == StoredAs::bare ? TensorPart::bare : TensorPart::weight;
     const Tensor& tensor = need(tensor_name(module, part),
                                 fmt::format("[{}, {}] or an EXL3 trellis of that size", n, k));
-    if (tensor.dtype == Dtype::f8_e4m3) return load_fp8(module, tensor, n, k, slice);
-    return load_native(tensor, n, k, slice);
+    const Matrix matrix = tensor.dtype == Dtype::f8_e4m3 ? load_fp8(module, tensor, n, k, slice)
+                                                         : load_native(tensor, n, k, slice);
+    modules_[matrix.weights] = module;
+    return matrix;
 }
 
 Matrix WeightLoader::native_matrix(const std::string& module, int64_t n, int64_t k,

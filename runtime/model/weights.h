@@ -62,6 +62,8 @@ class WeightLoader {
     const Mlp* table(const std::vector<Mlp>& entries);
 
     int64_t bytes() const { return bytes_; }
+    // Module whose native weights lie there; nullptr: none.
+    const std::string* module_at(const void* weights) const;
     // Tensors nothing asked for, in name order.
     std::vector<std::string> unused() const;
 
@@ -96,6 +98,7 @@ class WeightLoader {
     int64_t block_used_ = 0;
     int64_t bytes_ = 0;
     std::set<std::string> used_;
+    std::map<const void*, std::string> modules_;  // of native matrices
 };
 
 }  // namespace quadrille

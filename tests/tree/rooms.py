@@ -28,6 +28,7 @@ USES = {
     "io/results": ["io", "io/text", "io/h5", "io/prompts"],
     "runtime/model": ["runtime/ranks"],
     "runtime/sampling": ["runtime/ranks", "runtime/model"],
+    "runtime/calibration": ["runtime/ranks", "runtime/model", "runtime"],
     "runtime": ["runtime/ranks", "runtime/model", "runtime/sampling"],
     "jobs/common": ["jobs/options"],
     "jobs/files": ["jobs/options", "jobs/common"],
@@ -38,7 +39,8 @@ USES = {
     "jobs/ab": ["jobs/options", "jobs/common"],
     "jobs/probe": ["jobs/options", "jobs/common"],
     "jobs/capture": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
-    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench"],
+    "jobs/quantize": ["jobs/options", "jobs/common", "jobs/prompts"],
+    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench", "jobs/quantize"],
     "drafter/train": ["drafter/dflash2"],  # the modules of a drafter
     "drafter": ["drafter/dflash2"],
 }

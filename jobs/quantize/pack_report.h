@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a finished pack is like: errors of its matrices and bytes, by class and one by one.
+#pragma once
+
+#include "jobs/quantize/pack_files.h"
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+// A line a class: matrices, weights, bits, bytes, mean proxy and relative error, the worst matrix.
+std::string report_table(const Checkpoint& pack, const std::vector<MatrixRecord>& records);
+// The same with every matrix.
+nlohmann::ordered_json report_json(const Checkpoint& pack,
+                                   const std::vector<MatrixRecord>& records);
+
+}  // namespace quadrille

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/quantize/quantize.h"
+
+#include "io/output.h"
+#include "io/text/tokenizer.h"
+#include "jobs/common/model_session.h"
+#include "jobs/prompts/prompt_files.h"
+#include "jobs/prompts/record_source.h"
+#include "jobs/quantize/pack_config.h"
+#include "jobs/quantize/pack_files.h"
+#include "jobs/quantize/pack_plan.h"
+#include "jobs/quantize/pack_report.h"
+#include "jobs/quantize/task_quantizer.h"
+#include "jobs/quantize/unit_inputs.h"
+#include "runtime/ranks/record_block.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace quadrille {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kBlock = 64;                 // calibration records broadcast at once
+constexpr std::chrono::seconds kTellEvery{10};  // within a unit
+
+class QuantizeJob {
+  public:
+    QuantizeJob(const QuantizeJobOptions& options, const RankStart& start)
+        : options_(options), session_(options_, start) {}
+    int run();
+
+  private:
+    bool leads() const { return session_.leads_run(); }
+    const Checkpoint& source() const { return session_.models().checkpoint(); }
+
+    void start_up();
+    void read_calibration();
+    void share_calibration();
+    void open_output();
+    void quantize_all();
+    void quantize_unit(const PlannedUnit& unit);
+    void tell(const PlannedUnit& unit, int64_t weights, bool always);
+    void finish();
+
+    const QuantizeJobOptions& options_;
+    mutable ModelSession session_;
+    std::optional<PackPlan> plan_;
+    std::optional<PackFiles> files_;
+    std::vector<Prompt> calibration_;
+    std::string calibration_digest_ = "none";
+    std::unique_ptr<TrellisEncoder> encoder_;
+    int32_t threads_ = 1;
+    std::optional<CalibrationRows> rows_;
+    std::optional<CalibrationModel> model_;
+    Clock::time_point begin_ = Clock::now();
+    Clock::time_point told_ = Clock::now();
+    int64_t done_ = 0;   // weights of finished units
+    int64_t found_ = 0;  // of those, finished by earlier starts
+};
+
+int QuantizeJob::run() {
+    session_.watch(std::chrono::seconds(0), {});
+    session_.start_up([this] { start_up(); });
+    return session_.guard([this] {
+        quantize_all();
+        if (leads()) finish();
+        session_.world().barrier();
+        return kSuccess;
+    });
+}
+
+void QuantizeJob::start_up() {
+    session_.choose_backend();
+    session_.read_checkpoint(0);
+    session_.agree("plan", [&] {
+        plan_ = plan_pack(source(), session_.models().config(), options_);
+    });
+    session_.agree("calibration", [&] {
+        if (leads() && !options_.prompts.empty()) read_calibration();
+    });
+    share_calibration();
+    session_.agree("output", [&] { open_output(); });
+    session_.agree("output of all ranks", [&] {
+        if (!leads()) files_->open_as_member();
+    });
+    session_.agree("encoder", [&] {
+        const MpiSession& mpi = session_.mpi();
+        const auto cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+        threads_ = options_.threads > 0 ? static_cast<int32_t>(options_.threads)
+                                        : std::max(1, cores / mpi.local_size());
+        const bool gpu = session_.backend().name() == "cuda";
+        encoder_ = make_trellis_encoder(gpu ? "cuda" : "cpu", threads_,
+                                        gpu ? mpi.local_rank() % gpu_count() : 0);
+    });
+}
+
+void QuantizeJob::read_calibration() {
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (has_tokenizer(options_.target) && text_supported()) {
+        tokenizer = make_tokenizer(options_.target);
+    }
+    const ModelConfig& config = session_.models().config();
+    const PromptFiles files(options_, options_.target);
+    RecordSource records(options_, files.paths(), options_.target, config.vocab_size,
+                         tokenizer.get());
+    records.set_context(config.max_position_embeddings + 1);
+    const std::string error = records.first_error();
+    if (!error.empty()) {
+        throw Error(ErrorKind::input,
+                    fmt::format("--calibration: expected rows without an error, found {}", error));
+    }
+    calibration_ = records.read(0, records.record_count());
+    calibration_digest_ = records.digest();
+}
+
+void QuantizeJob::share_calibration() {
+    Communicator& world = session_.world();
+    calibration_digest_ = gather_texts(world, calibration_digest_).front();
+    int64_t count = std::ssize(calibration_);
+    world.broadcast_host(&count, sizeof count, 0);
+    std::vector<Prompt> all;
+    for (int64_t first = 0; first < count; first += kBlock) {
+        std::vector<Prompt> block;
+        if (leads()) {
+            block.assign(calibration_.begin() + first,
+                         calibration_.begin() + std::min(first + kBlock, count));
+        }
+        for (Prompt& prompt : broadcast_records(world, 0, std::move(block))) {
+            all.push_back(std::move(prompt));
+        }
+    }
+    calibration_ = std::move(all);
+}
+
+// What makes the files of two runs the same. The backend is in it: inputs differ in the last bits.
+void QuantizeJob::open_output() {
+    const auto bits = [&](WeightClass kind) { return options_.bits(kind, -1); };
+    nlohmann::json layers = nlohmann::json::object();
+    for (const auto& [layer, count] : options_.layer_bits) layers[std::to_string(layer)] = count;
+    nlohmann::json run = {{"source", source().digest()},
+                          {"routed_bits", options_.routed_bits},
+                          {"layer_bits", layers},
+                          {"attention_bits", bits(WeightClass::attention)},
+                          {"shared_bits", bits(WeightClass::shared)},
+                          {"mlp_bits", bits(WeightClass::mlp)},
+                          {"head_bits", bits(WeightClass::head)},
+                          {"codebook", name(options_.codebook)},
+                          {"calibration", calibration_digest_},
+                          {"seed", options_.seed},
+                          {"backend", session_.backend().name()}};
+    if (leads() && !options_.report.empty()) {
+        const auto objection = [](const std::filesystem::path& path) {
+            return not_json(path, "a report of quantize, which is replaced", {"matrices"});
+        };
+        output_path(options_.report, {.option = "--report",
+                                      .overwrite = true,
+                                      .taken = {options_.prompts.begin(), options_.prompts.end()},
+                                      .objection = objection});
+    }
+    files_.emplace(options_.out, std::move(run), options_.locking);
+    if (leads()) files_->open_as_leader(plan_->bytes());
+}
+
+void QuantizeJob::quantize_all() {
+    const ModelConfig& config = session_.models().config();
+    if (!calibration_.empty()) {
+        CalibrationRows::Sequences sequences;
+        for (const Prompt& prompt : calibration_) sequences.push_back(prompt.tokens);
+        rows_.emplace(session_.backend(), config, std::move(sequences), options_.max_batched_tokens);
+        session_.log().notice(fmt::format("{} calibration rows of {} records", rows_->rows(),
+                                          calibration_.size()));
+    } else {
+        session_.log().notice(
+            "no --calibration: errors are not weighed by what the model's inputs are");
+    }
+    model_.emplace(CalibrationModel{.backend = session_.backend(),
+                                    .config = config,
+                                    .prefix = plan_->prefix,
+                                    .rows = rows_ ? &*rows_ : nullptr});
+    for (const PlannedUnit& unit : plan_->units) {
+        std::optional<Checkpoint> file = files_->finished(unit);
+        // One look for all: a file that comes while others look is none.
+        const bool found = session_.world().max_host(file ? 0 : 1) == 0;
+        if (!found) {
+            quantize_unit(unit);
+            file = files_->finished(unit);
+            if (!file) {
+                throw Error(ErrorKind::io,
+                            fmt::format("{}: not seen by this rank, or damaged: --out must lie "
+                                        "where all ranks write",
+                                        (files_->out() / unit.file).string()));
+            }
+        }
+        int64_t weights = 0;
+        for (const PlannedTask& task : unit.tasks) weights += task.weights();
+        done_ += weights;
+        if (found) found_ += weights;
+        pass_unit(*model_, *file, unit);
+        tell(unit, 0, !unit.tasks.empty());
+    }
+}
+
+// Collective. Tasks are dealt out in turn, whatever earlier starts have done of them.
+void QuantizeJob::quantize_unit(const PlannedUnit& unit) {
+    std::vector<const PlannedTask*> own;
+    const auto ranks = static_cast<size_t>(session_.world().size());
+    for (size_t i = static_cast<size_t>(session_.world().rank()); i < unit.tasks.size(); i += ranks) {
+        if (!files_->has_part(unit.tasks[i])) own.push_back(&unit.tasks[i]);
+    }
+    const TaskQuantizer quantizer(
+        source(), *encoder_,
+        {.codebook = options_.codebook, .seed = options_.seed, .threads = threads_});
+    if (!own.empty()) {
+        UnitInputs inputs(*model_, source(), unit, own);
+        int64_t weights = 0;
+        for (const PlannedTask* task : own) {
+            files_->commit(*task, quantizer.run(*task, inputs.of(*task)));
+            weights += task->weights() * static_cast<int64_t>(ranks);
+            tell(unit, weights, false);
+        }
+    }
+    session_.world().barrier();
+    if (leads()) files_->assemble(unit, source());
+    session_.world().barrier();
+}
+
+// `weights`: of the unit that are done, about.
+void QuantizeJob::tell(const PlannedUnit& unit, int64_t weights, bool always) {
+    const Clock::time_point now = Clock::now();
+    if (!leads() || (!always && now - told_ < kTellEvery)) return;
+    told_ = now;
+    const auto all = static_cast<double>(std::max<int64_t>(plan_->weights(), 1));
+    const double done = std::min(static_cast<double>(done_ + weights), all);
+    const double fresh = done - static_cast<double>(found_);
+    std::string left;
+    if (fresh > 0 && done < all) {
+        const std::chrono::duration<double> spent = now - begin_;
+        left = fmt::format(", {} left",
+                           format_duration(std::chrono::duration_cast<std::chrono::seconds>(
+                               spent * ((all - done) / fresh))));
+    }
+    session_.log().notice(fmt::format("{}: {:.1f} % of the weights{}", unit.file,
+                                      100 * done / all, left));
+}
+
+void QuantizeJob::finish() {
+    int64_t longest = 0;
+    for (const Prompt& prompt : calibration_) {
+        longest = std::max(longest, std::ssize(prompt.tokens));
+    }
+    files_->finish(*plan_, source(),
+                   pack_config(source(), *plan_, options_,
+                               {.rows = std::ssize(calibration_), .cols = longest}));
+    const Checkpoint pack(files_->out());
+    const std::vector<MatrixRecord> records = read_records(pack);
+    show(stdout, report_table(pack, records));
+    if (!options_.report.empty()) {
+        replace_file(options_.report, report_json(pack, records).dump(2) + "\n");
+    }
+}
+
+}  // namespace
+
+int run_quantize(const QuantizeJobOptions& options, const RankStart& start) {
+    return QuantizeJob(options, start).run();
+}
+
+}  // namespace quadrille

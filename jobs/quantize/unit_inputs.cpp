@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/quantize/unit_inputs.h"
+
+#include "kernels/error.h"
+#include "runtime/calibration/sublayer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace quadrille {
+namespace {
+
+SublayerPlace place_of(const CalibrationModel& model, const PlannedUnit& unit) {
+    return {.config = model.config,
+            .prefix = fmt::format("{}layers.{}.", model.prefix, unit.layer),
+            .layer = unit.layer,
+            .kind = unit.kind == UnitKind::ffn ? SiteKind::ffn : SiteKind::attention};
+}
+
+bool of_experts(const PlannedTask& task) {
+    return task.kind == WeightClass::routed || task.kind == WeightClass::shared;
+}
+
+}  // namespace
+
+UnitInputs::UnitInputs(const CalibrationModel& model, const Checkpoint& source,
+                       const PlannedUnit& unit, const std::vector<const PlannedTask*>& own)
+    : model_(model) {
+    if (model_.rows == nullptr || own.empty()) return;
+    if (unit.kind == UnitKind::head) {
+        observe_head(source, *own.front());
+    } else if (unit.kind == UnitKind::attention || unit.kind == UnitKind::ffn) {
+        if (std::ranges::any_of(own, [](const PlannedTask* task) { return of_experts(*task); })) {
+            moe_.emplace(model_.backend, source, place_of(model_, unit), *model_.rows);
+        } else {
+            observe(source, unit, own);
+        }
+    }
+}
+
+// The matrices of a task have the same inputs: the first one's are summed.
+void UnitInputs::observe(const Checkpoint& source, const PlannedUnit& unit,
+                         const std::vector<const PlannedTask*>& own) {
+    std::map<std::string, InputSum*> watched;  // by module
+    for (const PlannedTask* task : own) {
+        const PlannedMatrix& first = task->matrices.front();
+        const auto [at, added] = sums_.try_emplace(task->name, model_.backend, first.k);
+        watched.emplace(first.module, &at->second);
+    }
+    std::optional<Sublayer> sublayer;
+    std::vector<float> host;
+    InputObserver observer(
+        model_.backend, [&](const void* weights, View<const float> in) {
+            const std::string* const module = sublayer->loader().module_at(weights);
+            const auto found = module == nullptr ? watched.end() : watched.find(*module);
+            if (found == watched.end()) return;
+            host.resize(static_cast<size_t>(in.rows * in.cols));
+            model_.backend.download(View<float>{host.data(), in.rows, in.cols}, in);
+            found->second->add({host.data(), in.rows, in.cols});
+        });
+    sublayer.emplace(observer, source, place_of(model_, unit), model_.rows->limits());
+    model_.rows->look(
+        [&](View<float> streams, const Rows& rows, int64_t) { sublayer->forward(streams, rows); });
+    for (const auto& [module, sum] : watched) {
+        require(sum->rows() + sum->left_out() == model_.rows->rows(),
+                "every calibration row is seen at every matrix");
+    }
+}
+
+void UnitInputs::observe_head(const Checkpoint& source, const PlannedTask& task) {
+    const int64_t hidden = model_.config.hidden_size;
+    WeightLoader loader(model_.backend, source);
+    const float* const norm = loader.vector(model_.prefix + "norm.weight", hidden);
+    const HyperParams params = hyper_params(model_.config);
+    const Array<float> mean(model_.backend, model_.rows->limits().max_rows, hidden);
+    InputSum& sum = sums_.try_emplace(task.name, model_.backend, hidden).first->second;
+    model_.rows->look([&](View<float> streams, const Rows&, int64_t) {
+        const View<float> rows = mean.first(streams.rows);
+        model_.backend.stream_mean(rows, streams, params.streams);
+        model_.backend.rms_norm(rows, rows, norm, params.norm_eps);
+        std::vector<float> host(static_cast<size_t>(rows.rows * hidden));
+        model_.backend.download(host.data(), rows.data, rows.rows * hidden * 4);
+        sum.add({host.data(), rows.rows, hidden});
+    });
+}
+
+std::vector<const InputSum*> UnitInputs::of(const PlannedTask& task) {
+    if (moe_ && of_experts(task)) {
+        expert_.emplace(task.kind == WeightClass::routed ? moe_->expert(task.expert)
+                                                         : moe_->shared());
+        std::vector<const InputSum*> sums;
+        for (const PlannedMatrix& matrix : task.matrices) {
+            sums.push_back(matrix.module.ends_with("down_proj") ? &expert_->mid : &expert_->in);
+        }
+        return sums;
+    }
+    const auto found = sums_.find(task.name);
+    return {task.matrices.size(), found == sums_.end() ? nullptr : &found->second};
+}
+
+void pass_unit(const CalibrationModel& model, const Checkpoint& checkpoint,
+               const PlannedUnit& unit) {
+    if (model.rows == nullptr) return;
+    if (unit.kind == UnitKind::embedding) {
+        WeightLoader loader(model.backend, checkpoint);
+        model.rows->embed(loader.matrix(model.prefix + "embed_tokens", model.config.vocab_size,
+                                        model.config.hidden_size));
+    } else if (unit.kind == UnitKind::attention || unit.kind == UnitKind::ffn) {
+        Sublayer sublayer(model.backend, checkpoint, place_of(model, unit), model.rows->limits());
+        model.rows->update([&](View<float> streams, const Rows& rows, int64_t) {
+            sublayer.forward(streams, rows);
+        });
+    }
+}
+
+}  // namespace quadrille
