@@ -20,8 +20,7 @@ nlohmann::ordered_json pack_config(const Checkpoint& source, const PackPlan& pla
                                    const QuantizeJobOptions& options,
                                    const CalibrationSize& calibration) {
     const std::filesystem::path file = source.folder() / "config.json";
-    nlohmann::ordered_json config =
-        parse_ordered_json(read_file(file, kMaxConfig), file.string());
+    nlohmann::ordered_json config = parse_ordered_json(read_file(file, kMaxConfig), file.string());
     nlohmann::ordered_json made = {{"quant_method", "exl3"},
                                    {"version", kFormatVersion},
                                    {"bits", options.routed_bits},

@@ -126,9 +126,9 @@ void PackFiles::check_run() const {
 void PackFiles::open_as_leader(int64_t bytes_needed) {
     std::error_code code;
     if (fs::exists(out_ / "config.json", code)) {
-        throw Error(ErrorKind::usage,
-                    fmt::format("--out: {} is a complete checkpoint; name another folder",
-                                out_.string()));
+        throw Error(
+            ErrorKind::usage,
+            fmt::format("--out: {} is a complete checkpoint; name another folder", out_.string()));
     }
     const bool resumes = fs::exists(parts_ / kRun, code);
     if (!resumes && fs::exists(out_, code) && !fs::is_empty(out_, code)) {
@@ -144,9 +144,8 @@ void PackFiles::open_as_leader(int64_t bytes_needed) {
     }
     const fs::space_info space = fs::space(out_, code);
     if (!code && space.available < static_cast<uintmax_t>(bytes_needed)) {
-        throw Error(ErrorKind::io,
-                    fmt::format("{}: expected room for {} bytes, found {}", out_.string(),
-                                bytes_needed, space.available));
+        throw Error(ErrorKind::io, fmt::format("{}: expected room for {} bytes, found {}",
+                                               out_.string(), bytes_needed, space.available));
     }
     write_durably(parts_ / kRun, run_.dump(2) + "\n");
 }

@@ -54,7 +54,8 @@ class PackFiles {
     // The unit's file of the source's tensors and the parts, which go.
     void assemble(const PlannedUnit& unit, const Checkpoint& source) const;
     // Index, other files of the source, config.json; the folder of parts goes.
-    void finish(const PackPlan& plan, const Checkpoint& source, const nlohmann::ordered_json& config);
+    void finish(const PackPlan& plan, const Checkpoint& source,
+                const nlohmann::ordered_json& config);
 
     const std::filesystem::path& out() const { return out_; }
 

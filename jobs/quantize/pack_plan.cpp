@@ -114,8 +114,9 @@ void add_matrix(PlannedUnit& unit, const Tensor& tensor, const std::string& pref
     if (name.module == "lm_head") {
         placed = Placed{WeightClass::head, "head"};
     } else if (unit.layer >= 0) {
-        placed = place_in_layer(std::string_view(name.module)
-                                    .substr(fmt::format("{}layers.{}.", prefix, unit.layer).size()));
+        placed =
+            place_in_layer(std::string_view(name.module)
+                               .substr(fmt::format("{}layers.{}.", prefix, unit.layer).size()));
     }
     if (!placed) return;
     const int64_t bits = options.bits(placed->kind, unit.layer);
@@ -211,8 +212,8 @@ PackPlan plan_pack(const Checkpoint& source, const ModelConfig& config,
         add_matrix(unit, tensor, plan.prefix, options);
     }
     for (auto& [order, unit] : units) {
-        unit.file = fmt::format("model-{:05d}-of-{:05d}.safetensors", plan.units.size() + 1,
-                                units.size());
+        unit.file =
+            fmt::format("model-{:05d}-of-{:05d}.safetensors", plan.units.size() + 1, units.size());
         plan.units.push_back(std::move(unit));
     }
     check_layer_bits(plan, options);

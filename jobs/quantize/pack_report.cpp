@@ -18,14 +18,16 @@ struct ClassTotals {
     int64_t matrices = 0;
     int64_t weights = 0;
     int64_t bytes = 0;
-    double bits = 0;      // sum over weights
-    double proxy = 0;     // sums over matrices
+    double bits = 0;   // sum over weights
+    double proxy = 0;  // sums over matrices
     double relative = 0;
     const MatrixRecord* worst = nullptr;  // by proxy error
     bool calibrated = false;
 
     double mean_bits() const { return bits / static_cast<double>(std::max<int64_t>(weights, 1)); }
-    double mean(double sum) const { return sum / static_cast<double>(std::max<int64_t>(matrices, 1)); }
+    double mean(double sum) const {
+        return sum / static_cast<double>(std::max<int64_t>(matrices, 1));
+    }
 };
 
 std::map<std::string, ClassTotals> by_class(const Checkpoint& pack,
@@ -61,7 +63,8 @@ std::map<std::string, ClassTotals> by_class(const Checkpoint& pack,
 
 std::string report_table(const Checkpoint& pack, const std::vector<MatrixRecord>& records) {
     Table table("lrrrrrrl");
-    table.row({"class", "matrices", "weights", "bits", "bytes", "proxy error", "relative", "worst"});
+    table.row(
+        {"class", "matrices", "weights", "bits", "bytes", "proxy error", "relative", "worst"});
     ClassTotals all;
     for (const auto& [kind, totals] : by_class(pack, records)) {
         all.matrices += totals.matrices;
@@ -73,9 +76,9 @@ std::string report_table(const Checkpoint& pack, const std::vector<MatrixRecord>
                    fmt::format("{:.2f}", totals.mean_bits()), fmt::to_string(totals.bytes),
                    packed ? fmt::format("{:.6f}", totals.mean(totals.proxy)) : "",
                    packed ? fmt::format("{:.6f}", totals.mean(totals.relative)) : "",
-                   packed ? fmt::format("{:.6f} {}", totals.worst->proxy_error,
-                                        totals.worst->module)
-                          : ""});
+                   packed
+                       ? fmt::format("{:.6f} {}", totals.worst->proxy_error, totals.worst->module)
+                       : ""});
     }
     table.row({"all", fmt::to_string(all.matrices), fmt::to_string(all.weights),
                fmt::format("{:.2f}", all.mean_bits()), fmt::to_string(all.bytes), "", "", ""});
@@ -96,7 +99,7 @@ nlohmann::ordered_json report_json(const Checkpoint& pack,
         classes[kind]["worst"] = totals.worst->module;
         classes[kind]["calibrated"] = totals.calibrated;
     }
-    nlohmann::ordered_json matrices = nlohmann::ordered_json::array();
+    nlohmann::json matrices = nlohmann::json::array();
     for (const MatrixRecord& record : records) matrices.push_back(as_json(record));
     return {{"pack", pack.folder().string()}, {"classes", classes}, {"matrices", matrices}};
 }

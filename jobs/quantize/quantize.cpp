@@ -29,7 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kBlock = 64;                 // calibration records broadcast at once
+constexpr int64_t kBlock = 64;                  // calibration records broadcast at once
 constexpr std::chrono::seconds kTellEvery{10};  // within a unit
 
 class QuantizeJob {
@@ -81,9 +81,8 @@ int QuantizeJob::run() {
 void QuantizeJob::start_up() {
     session_.choose_backend();
     session_.read_checkpoint(0);
-    session_.agree("plan", [&] {
-        plan_ = plan_pack(source(), session_.models().config(), options_);
-    });
+    session_.agree("plan",
+                   [&] { plan_ = plan_pack(source(), session_.models().config(), options_); });
     session_.agree("calibration", [&] {
         if (leads() && !options_.prompts.empty()) read_calibration();
     });
@@ -175,9 +174,10 @@ void QuantizeJob::quantize_all() {
     if (!calibration_.empty()) {
         CalibrationRows::Sequences sequences;
         for (const Prompt& prompt : calibration_) sequences.push_back(prompt.tokens);
-        rows_.emplace(session_.backend(), config, std::move(sequences), options_.max_batched_tokens);
-        session_.log().notice(fmt::format("{} calibration rows of {} records", rows_->rows(),
-                                          calibration_.size()));
+        rows_.emplace(session_.backend(), config, std::move(sequences),
+                      options_.max_batched_tokens);
+        session_.log().notice(
+            fmt::format("{} calibration rows of {} records", rows_->rows(), calibration_.size()));
     } else {
         session_.log().notice(
             "no --calibration: errors are not weighed by what the model's inputs are");
@@ -213,7 +213,8 @@ void QuantizeJob::quantize_all() {
 void QuantizeJob::quantize_unit(const PlannedUnit& unit) {
     std::vector<const PlannedTask*> own;
     const auto ranks = static_cast<size_t>(session_.world().size());
-    for (size_t i = static_cast<size_t>(session_.world().rank()); i < unit.tasks.size(); i += ranks) {
+    for (size_t i = static_cast<size_t>(session_.world().rank()); i < unit.tasks.size();
+         i += ranks) {
         if (!files_->has_part(unit.tasks[i])) own.push_back(&unit.tasks[i]);
     }
     const TaskQuantizer quantizer(
@@ -248,8 +249,8 @@ void QuantizeJob::tell(const PlannedUnit& unit, int64_t weights, bool always) {
                            format_duration(std::chrono::duration_cast<std::chrono::seconds>(
                                spent * ((all - done) / fresh))));
     }
-    session_.log().notice(fmt::format("{}: {:.1f} % of the weights{}", unit.file,
-                                      100 * done / all, left));
+    session_.log().notice(
+        fmt::format("{}: {:.1f} % of the weights{}", unit.file, 100 * done / all, left));
 }
 
 void QuantizeJob::finish() {

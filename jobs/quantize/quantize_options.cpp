@@ -116,7 +116,8 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
         ->check(CLI::Validator(
             [](const std::string& text) -> std::string {
                 if (text == "16" || number_in(text, 1, kMostBits) > 0) return {};
-                return fmt::format("--head-bits: expected 1 to {} or 16, found {}", kMostBits, text);
+                return fmt::format("--head-bits: expected 1 to {} or 16, found {}", kMostBits,
+                                   text);
             },
             "BITS"))
         ->option_text("N");
@@ -136,7 +137,8 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
     app.add_option("--seed", options.seed, "seed of random signs [0]")
         ->check(unsigned_integer())
         ->option_text("N");
-    add_number(app, "--threads", options.threads, 1, 4096, "threads of a rank [its share of cores]");
+    add_number(app, "--threads", options.threads, 1, 4096,
+               "threads of a rank [its share of cores]");
     add_text(app, "--report", options.report, "a file", "errors by tensor, bytes by class, JSON",
              "FILE");
     add_number(app, "--max-batched-tokens", options.max_batched_tokens, kPrefillGrid, kMaxTokens,

@@ -22,15 +22,15 @@ struct QuantizeJobOptions : ModelOptions, PromptSourceOptions {  // prompts: cal
     std::string out;
     int64_t routed_bits = 0;
     std::map<int64_t, int64_t> layer_bits;  // of routed experts, by layer
-    int64_t dense_bits = 0;                 // of the three below where they are not given; 0: native
-    int64_t attention_bits = -1;            // -1: not given
+    int64_t dense_bits = 0;       // of the three below where they are not given; 0: native
+    int64_t attention_bits = -1;  // -1: not given
     int64_t shared_bits = -1;
     int64_t mlp_bits = -1;
     int64_t head_bits = 16;  // 16: native
     Codebook codebook = Codebook::mcg;
     uint64_t seed = 0;
-    int64_t threads = 0;  // of a rank; 0: its share of the host's
-    std::string report;   // JSON file; "": none
+    int64_t threads = 0;                  // of a rank; 0: its share of the host's
+    std::string report;                   // JSON file; "": none
     Locking locking = Locking::required;  // as HDF5_USE_FILE_LOCKING says
 
     // 0: native.

@@ -71,15 +71,16 @@ QuantizedTask TaskQuantizer::run(const PlannedTask& task,
     for (size_t i = 0; i < task.matrices.size(); ++i) {
         const QuantizedMatrix& matrix = result.matrices[i];
         const double weight = matrix.squared_weights;
-        result.records.push_back({.module = task.matrices[i].module,
-                                  .kind = name(task.kind),
-                                  .n = matrix.n,
-                                  .k = matrix.k,
-                                  .bits = task.bits,
-                                  .rows = sums[i] == nullptr ? 0 : sums[i]->rows(),
-                                  .left_out = sums[i] == nullptr ? 0 : sums[i]->left_out(),
-                                  .proxy_error = matrix.proxy_error,
-                                  .relative_error = weight > 0 ? matrix.squared_error / weight : 0});
+        result.records.push_back(
+            {.module = task.matrices[i].module,
+             .kind = name(task.kind),
+             .n = matrix.n,
+             .k = matrix.k,
+             .bits = task.bits,
+             .rows = sums[i] == nullptr ? 0 : sums[i]->rows(),
+             .left_out = sums[i] == nullptr ? 0 : sums[i]->left_out(),
+             .proxy_error = matrix.proxy_error,
+             .relative_error = weight > 0 ? matrix.squared_error / weight : 0});
     }
     return result;
 }

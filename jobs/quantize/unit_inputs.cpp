@@ -19,6 +19,16 @@ SublayerPlace place_of(const CalibrationModel& model, const PlannedUnit& unit) {
             .kind = unit.kind == UnitKind::ffn ? SiteKind::ffn : SiteKind::attention};
 }
 
+void download_rows(Backend& backend, std::vector<float>& host, View<const float> rows) {
+    host.resize(static_cast<size_t>(rows.rows * rows.cols));
+    const bool whole = rows.stride == rows.cols;
+    const int64_t pieces = whole ? 1 : rows.rows;
+    const int64_t values = whole ? rows.rows * rows.cols : rows.cols;
+    for (int64_t i = 0; i < pieces; ++i) {
+        backend.download(host.data() + i * values, rows.row(i), values * int64_t{sizeof(float)});
+    }
+}
+
 bool of_experts(const PlannedTask& task) {
     return task.kind == WeightClass::routed || task.kind == WeightClass::shared;
 }
@@ -51,15 +61,13 @@ void UnitInputs::observe(const Checkpoint& source, const PlannedUnit& unit,
     }
     std::optional<Sublayer> sublayer;
     std::vector<float> host;
-    InputObserver observer(
-        model_.backend, [&](const void* weights, View<const float> in) {
-            const std::string* const module = sublayer->loader().module_at(weights);
-            const auto found = module == nullptr ? watched.end() : watched.find(*module);
-            if (found == watched.end()) return;
-            host.resize(static_cast<size_t>(in.rows * in.cols));
-            model_.backend.download(View<float>{host.data(), in.rows, in.cols}, in);
-            found->second->add({host.data(), in.rows, in.cols});
-        });
+    InputObserver observer(model_.backend, [&](const void* weights, View<const float> in) {
+        const std::string* const module = sublayer->loader().module_at(weights);
+        const auto found = module == nullptr ? watched.end() : watched.find(*module);
+        if (found == watched.end()) return;
+        download_rows(model_.backend, host, in);
+        found->second->add({host.data(), in.rows, in.cols});
+    });
     sublayer.emplace(observer, source, place_of(model_, unit), model_.rows->limits());
     model_.rows->look(
         [&](View<float> streams, const Rows& rows, int64_t) { sublayer->forward(streams, rows); });
@@ -76,12 +84,12 @@ void UnitInputs::observe_head(const Checkpoint& source, const PlannedTask& task)
     const HyperParams params = hyper_params(model_.config);
     const Array<float> mean(model_.backend, model_.rows->limits().max_rows, hidden);
     InputSum& sum = sums_.try_emplace(task.name, model_.backend, hidden).first->second;
+    std::vector<float> host;
     model_.rows->look([&](View<float> streams, const Rows&, int64_t) {
         const View<float> rows = mean.first(streams.rows);
         model_.backend.stream_mean(rows, streams, params.streams);
         model_.backend.rms_norm(rows, rows, norm, params.norm_eps);
-        std::vector<float> host(static_cast<size_t>(rows.rows * hidden));
-        model_.backend.download(host.data(), rows.data, rows.rows * hidden * 4);
+        download_rows(model_.backend, host, rows);
         sum.add({host.data(), rows.rows, hidden});
     });
 }
