@@ -4,6 +4,7 @@
 #include "io/checkpoint/module_names.h"
 #include "kernels/error.h"
 #include "kernels/exl3.h"
+#include "kernels/matrix.h"
 
 #include <fmt/format.h>
 
@@ -135,6 +136,25 @@ void add_matrix(PlannedUnit& unit, const Tensor& tensor, const std::string& pref
     task->matrices.push_back({.module = name.module, .n = tensor.shape[0], .k = tensor.shape[1]});
 }
 
+// A matrix whose inputs are shared out among ranks is computed in kSegments parts of whole blocks
+// (docs/design.md §6): the last block may be short only where each part has one.
+bool can_be_loaded(const PlannedMatrix& matrix) {
+    const std::string_view name = matrix.module;
+    const bool shared_out = name.ends_with("down_proj") || name.ends_with("o_proj");
+    return !shared_out || matrix.k % exl3::kBlock == 0 ||
+           exl3::padded(matrix.k) / exl3::kBlock >= kSegments;
+}
+
+void keep_what_cannot_be_loaded(PackPlan& plan) {
+    for (PlannedUnit& unit : plan.units) {
+        std::erase_if(unit.tasks, [&](const PlannedTask& task) {
+            if (std::ranges::all_of(task.matrices, can_be_loaded)) return false;
+            for (const PlannedMatrix& matrix : task.matrices) plan.kept.push_back(matrix.module);
+            return true;
+        });
+    }
+}
+
 void check_layer_bits(const PackPlan& plan, const QuantizeJobOptions& options) {
     std::set<int64_t> sparse;
     for (const PlannedUnit& unit : plan.units) {
@@ -217,6 +237,7 @@ PackPlan plan_pack(const Checkpoint& source, const ModelConfig& config,
         plan.units.push_back(std::move(unit));
     }
     check_layer_bits(plan, options);
+    keep_what_cannot_be_loaded(plan);
     return plan;
 }
 

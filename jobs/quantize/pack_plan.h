@@ -44,6 +44,8 @@ struct PlannedUnit {
 struct PackPlan {
     std::string prefix;  // of the text model
     std::vector<PlannedUnit> units;
+    // Modules that stay as they are, whatever bits were asked for: no rank could load them.
+    std::vector<std::string> kept;
 
     int64_t weights() const;  // that are quantized
     int64_t bytes() const;    // of the pack, without headers

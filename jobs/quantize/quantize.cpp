@@ -171,6 +171,12 @@ void QuantizeJob::open_output() {
 
 void QuantizeJob::quantize_all() {
     const ModelConfig& config = session_.models().config();
+    if (!plan_->kept.empty()) {
+        session_.log().notice(
+            fmt::format("{} matrices stay as they are: their inputs are not whole blocks of 128 "
+                        "channels, the first is {}",
+                        plan_->kept.size(), plan_->kept.front()));
+    }
     if (!calibration_.empty()) {
         CalibrationRows::Sequences sequences;
         for (const Prompt& prompt : calibration_) sequences.push_back(prompt.tokens);

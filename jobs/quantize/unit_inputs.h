@@ -31,8 +31,8 @@ class UnitInputs {
     UnitInputs(const CalibrationModel& model, const Checkpoint& source, const PlannedUnit& unit,
                const std::vector<const PlannedTask*>& own);
 
-    // For each matrix of an own task: the sum of its inputs; nullptr: no row reaches it. Valid
-    // until the next call.
+    // The sums of the inputs of an own task's matrices; nullptr: no row reaches one. Valid until
+    // the next call.
     std::vector<const InputSum*> of(const PlannedTask& task);
 
   private:
