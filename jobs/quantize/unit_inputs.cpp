@@ -81,6 +81,7 @@ void UnitInputs::observe_head(const Checkpoint& source, const PlannedTask& task)
     const int64_t hidden = model_.config.hidden_size;
     WeightLoader loader(model_.backend, source);
     const float* const norm = loader.vector(model_.prefix + "norm.weight", hidden);
+    loader.read();
     const HyperParams params = hyper_params(model_.config);
     const Array<float> mean(model_.backend, model_.rows->limits().max_rows, hidden);
     InputSum& sum = sums_.try_emplace(task.name, model_.backend, hidden).first->second;
@@ -113,8 +114,10 @@ void pass_unit(const CalibrationModel& model, const Checkpoint& checkpoint,
     if (model.rows == nullptr) return;
     if (unit.kind == UnitKind::embedding) {
         WeightLoader loader(model.backend, checkpoint);
-        model.rows->embed(loader.matrix(model.prefix + "embed_tokens", model.config.vocab_size,
-                                        model.config.hidden_size));
+        const Matrix table = loader.matrix(model.prefix + "embed_tokens", model.config.vocab_size,
+                                           model.config.hidden_size);
+        loader.read();
+        model.rows->embed(table);
     } else if (unit.kind == UnitKind::attention || unit.kind == UnitKind::ffn) {
         Sublayer sublayer(model.backend, checkpoint, place_of(model, unit), model.rows->limits());
         model.rows->update([&](View<float> streams, const Rows& rows, int64_t) {

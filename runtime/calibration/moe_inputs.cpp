@@ -30,6 +30,7 @@ MoeInputs::MoeInputs(Backend& backend, const Checkpoint& checkpoint, const Subla
     const Matrix router = loader.matrix(prefix_ + "gate", config_.num_experts, hidden);
     const float* const bias =
         loader.vector(prefix_ + "gate.e_score_correction_bias", config_.num_experts);
+    loader.read();
     HyperPass hyper(backend, config_, max_rows_);
     const Array<float> logits(backend, max_rows_, config_.num_experts);
     const Array<int32_t> ids(backend, max_rows_, top);
@@ -102,6 +103,7 @@ ExpertSums MoeInputs::sums(const std::string& prefix, int64_t width, const Choic
     WeightLoader loader(backend_, checkpoint_);
     const Matrix gate_weights = loader.matrix(prefix + "gate_proj", width, hidden);
     const Matrix up_weights = loader.matrix(prefix + "up_proj", width, hidden);
+    loader.read();
     Array<float> in(backend_, max_rows_, hidden);
     const Array<float> gate(backend_, max_rows_, width);
     const Array<float> up(backend_, max_rows_, width);

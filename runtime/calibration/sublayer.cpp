@@ -24,6 +24,7 @@ Sublayer::Sublayer(Backend& backend, const Checkpoint& checkpoint, const Sublaye
                      limits.capacity, limits.longest_block());
         mla_scratch_ = std::make_unique<MlaScratch>(backend, config, plan_, limits.max_rows);
     }
+    loader_.read();
 }
 
 void Sublayer::forward(View<float> streams, const Rows& rows) {
