@@ -163,11 +163,6 @@ void WeightLoader::add_f32(const Tensor& tensor, const Range& elements, float* t
     reader_.add(tensor, PieceKind::as_f32, {elements.begin * size, elements.end * size}, to);
 }
 
-const std::string* WeightLoader::module_at(const void* weights) const {
-    const auto found = modules_.find(weights);
-    return found == modules_.end() ? nullptr : &found->second;
-}
-
 const float* WeightLoader::vector(const std::string& tensor_name, int64_t count) {
     return joined({tensor_name}, count, 1, {{0, count}});
 }

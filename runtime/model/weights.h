@@ -63,7 +63,10 @@ class WeightLoader {
 
     int64_t bytes() const { return bytes_; }
     // Module whose native weights lie there; nullptr: none.
-    const std::string* module_at(const void* weights) const;
+    const std::string* module_at(const void* weights) const {
+        const auto found = modules_.find(weights);
+        return found == modules_.end() ? nullptr : &found->second;
+    }
     // Tensors nothing asked for, in name order.
     std::vector<std::string> unused() const;
 

@@ -71,6 +71,17 @@ class Run:
         self.process.wait(timeout=seconds)
         return self.process.returncode
 
+    def wait_or_tell(self, seconds):
+        """A process that outlives its end is described: those of its session that are left, and where they are."""
+        try:
+            return self.wait(seconds)
+        except subprocess.TimeoutExpired:
+            left = subprocess.run(["ps", "-eLo", "pid,ppid,tid,stat,wchan:30,comm"], capture_output=True, text=True,
+                                  check=False).stdout
+            lines = [line for line in left.splitlines() if "quadrille" in line or "mpirun" in line]
+            raise AssertionError(f"mpirun {self.process.pid} lives on after {seconds} s:\n{self.errors}\n"
+                                 + "\n".join(lines)) from None
+
     def ended(self):
         return self.process.poll() is not None
 
@@ -118,7 +129,7 @@ class Run:
         try:
             if not self.ended():
                 os.kill(pid, signal.SIGKILL)
-                self.wait(PATIENCE)
+                self.wait_or_tell(PATIENCE)
                 return True
         except ProcessLookupError:
             pass  # a rank ends before mpirun does
