@@ -2,8 +2,10 @@
 #include "jobs/eval/eval.h"
 
 #include "io/output.h"
+#include "jobs/common/model_identity.h"
 #include "jobs/common/model_session.h"
 #include "jobs/common/table.h"
+#include "jobs/eval/reference.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
 #include "runtime/ranks/record_block.h"
@@ -35,20 +37,31 @@ struct Totals {
     int64_t tokens = 0;
     int64_t hits = 0;  // the token is the most likely one
     double nll = 0.0;
+    // Next to the reference.
+    int64_t same = 0;  // both have the same most likely token
+    double divergence = 0.0;
 
     void add(const Totals& other) {
         records += other.records;
         tokens += other.tokens;
         hits += other.hits;
         nll += other.nll;
+        same += other.same;
+        divergence += other.divergence;
     }
-    double mean() const { return nll / static_cast<double>(tokens); }
+    double mean() const { return per_token(nll); }
+    double per_token(double sum) const { return sum / static_cast<double>(tokens); }
 };
 
 struct EvalShape {
     int64_t records = 0;
     int64_t longest = 0;
 };
+
+// All tokens but the first are scored.
+bool is_scored(const Prompt& prompt) {
+    return prompt.error.empty() && prompt.tokens.size() >= 2;
+}
 
 class EvalJob {
   public:
@@ -62,6 +75,9 @@ class EvalJob {
     void open_prompts();
     bool leads() const { return session_.leads_run(); }
 
+    void open_reference();
+    void read_reference();
+    std::vector<Prompt> block(int64_t first);
     void read_all();
     void read_block(TeacherForcing& forcing, const std::vector<Prompt>& block);
     std::string kind_of(const Prompt& prompt) const;
@@ -75,6 +91,8 @@ class EvalJob {
     std::optional<RecordSource> source_;  // of the leader, as the kinds are
     std::vector<std::vector<std::string>> kinds_;
     EvalShape shape_;
+    std::optional<Reference> reference_;
+    int64_t reference_row_ = 0;  // its rows of the blocks before
     std::optional<RowScores> scores_;
     std::map<std::string, Totals> totals_;
     std::vector<Totals> record_;  // of each record of a block
@@ -102,9 +120,48 @@ void EvalJob::start_up() {
     });
     session_.world().broadcast_host(&shape_, sizeof shape_, 0);
     const int64_t slots = std::min(options_.max_seqs, shape_.records);
-    const int64_t vocab = session_.models().config().vocab_size;
-    session_.load(model_limits(slots, shape_.longest, options_.max_batched_tokens, 0), vocab,
-                  session_.model_comm());
+    const ModelLimits limits = model_limits(slots, shape_.longest, options_.max_batched_tokens, 0);
+    if (!options_.against.empty()) {
+        open_reference();
+        session_.agree("weights of --against", [&] { reference_->load(limits); });
+        read_reference();
+        session_.agree("head of --against", [&] { reference_->end_reading(); });
+    }
+    session_.load(limits, session_.models().config().vocab_size, session_.model_comm());
+}
+
+void EvalJob::open_reference() {
+    session_.agree("--against", [&] {
+        reference_.emplace(session_, options_.against, session_.models().config().vocab_size);
+    });
+    const std::vector<std::string> all = gather_texts(
+        session_.world(), field_lines(model_identity(reference_->checkpoint(), nullptr)));
+    session_.agree("--against of all ranks", [&] {
+        const std::string differing = differing_fields(all, session_.mpi().hosts());
+        if (differing.empty()) return;
+        throw Error(ErrorKind::input, fmt::format("ranks do not have the same model in {}:\n{}",
+                                                  options_.against, differing));
+    });
+}
+
+// Before the target is loaded: two models need the memory of one.
+void EvalJob::read_reference() {
+    for (int64_t at = 0; at < shape_.records; at += kBlock) {
+        std::vector<TeacherForcing::Tokens> sequences;
+        const std::vector<Prompt> prompts = block(at);
+        for (const Prompt& prompt : prompts) {
+            if (is_scored(prompt)) sequences.emplace_back(prompt.tokens);
+        }
+        reference_->read(sequences);
+        session_.log().progress(
+            {.done = std::min(at + kBlock, shape_.records), .total = shape_.records, .tokens = 0});
+    }
+}
+
+// Collective.
+std::vector<Prompt> EvalJob::block(int64_t first) {
+    return broadcast_records(session_.group(), 0,
+                             leads() ? source_->read(first, kBlock) : std::vector<Prompt>());
 }
 
 void EvalJob::check_groups() const {
@@ -161,9 +218,7 @@ void EvalJob::read_all() {
                            {.max_batched_tokens = rows});
     scores_.emplace(session_.backend(), session_.model_comm(), target.plan().vocab, rows);
     for (int64_t at = 0; at < shape_.records; at += kBlock) {
-        const std::vector<Prompt> block = broadcast_records(
-            session_.group(), 0, leads() ? source_->read(at, kBlock) : std::vector<Prompt>());
-        read_block(forcing, block);
+        read_block(forcing, block(at));
         const int64_t done = std::min(at + kBlock, shape_.records);
         session_.log().progress({.done = done, .total = shape_.records, .tokens = done_tokens_});
     }
@@ -174,11 +229,14 @@ void EvalJob::read_all() {
 void EvalJob::read_block(TeacherForcing& forcing, const std::vector<Prompt>& block) {
     std::vector<TeacherForcing::Tokens> sequences;
     std::vector<const Prompt*> scored;
+    std::vector<int64_t> begins;  // the reference's rows of the sequences
     for (const Prompt& prompt : block) {
-        if (!prompt.error.empty() || prompt.tokens.size() < 2) {
+        if (!is_scored(prompt)) {
             ++left_out_;
             continue;
         }
+        begins.push_back(reference_row_);
+        reference_row_ += std::ssize(prompt.tokens);
         sequences.emplace_back(prompt.tokens);
         scored.push_back(&prompt);
     }
@@ -206,6 +264,12 @@ void EvalJob::read_block(TeacherForcing& forcing, const std::vector<Prompt>& blo
             totals.hits += scores[i].best == next[i] ? 1 : 0;
             ++totals.tokens;
         }
+        if (!reference_) return;
+        const int64_t row = begins[static_cast<size_t>(rows.sequence)] + rows.position;
+        for (const RowDistance& distance : reference_->distances(row, logits, scores)) {
+            totals.divergence += distance.divergence;
+            totals.same += distance.same_best ? 1 : 0;
+        }
     });
     for (size_t i = 0; i < scored.size(); ++i) {
         done_tokens_ += record_[i].tokens;
@@ -219,20 +283,34 @@ void EvalJob::report() const {
     for (const auto& [kind, totals] : rows) all.add(totals);
     if (rows.size() == 1 && rows.front().first == kNoKind) rows.clear();
     rows.emplace_back(kAll, all);
-    Table table("lrrrrr");
-    table.row({"kind", "records", "tokens", "NLL", "perplexity", "most likely"});
+    Table table(reference_ ? "lrrrrrrr" : "lrrrrr");
+    std::vector<std::string> head = {"kind", "records",    "tokens",
+                                     "NLL",  "perplexity", "most likely"};
+    if (reference_) head.insert(head.end(), {"KL", "same choice"});
+    table.row(head);
     nlohmann::ordered_json kinds;
     for (const auto& [kind, totals] : rows) {
         const double hits = static_cast<double>(totals.hits) / static_cast<double>(totals.tokens);
-        table.row({kind, fmt::to_string(totals.records), fmt::to_string(totals.tokens),
-                   fmt::format("{:.6f}", totals.mean()),
-                   fmt::format("{:.4f}", std::exp(totals.mean())),
-                   fmt::format("{:.2f} %", 100 * hits)});
+        std::vector<std::string> cells = {kind,
+                                          fmt::to_string(totals.records),
+                                          fmt::to_string(totals.tokens),
+                                          fmt::format("{:.6f}", totals.mean()),
+                                          fmt::format("{:.4f}", std::exp(totals.mean())),
+                                          fmt::format("{:.2f} %", 100 * hits)};
         kinds[kind] = {{"records", totals.records},
                        {"tokens", totals.tokens},
                        {"nll", totals.mean()},
                        {"perplexity", std::exp(totals.mean())},
                        {"most_likely", hits}};
+        if (reference_) {
+            const double same = totals.per_token(static_cast<double>(totals.same));
+            const double divergence = totals.per_token(totals.divergence);
+            cells.insert(cells.end(),
+                         {fmt::format("{:.6f}", divergence), fmt::format("{:.2f} %", 100 * same)});
+            kinds[kind]["kl"] = divergence;
+            kinds[kind]["same_choice"] = same;
+        }
+        table.row(cells);
     }
     show(stdout, table.text(0));
     if (left_out_ > 0) {
@@ -240,11 +318,15 @@ void EvalJob::report() const {
             "{} records with an error or of fewer than two tokens are left out", left_out_));
     }
     if (options_.json.empty()) return;
-    const nlohmann::ordered_json document = {
+    nlohmann::ordered_json document = {
         {"target", options_.target},
         {"checkpoint_digest", session_.models().checkpoint().digest()},
         {"backend", session_.backend().name()},
         {"kinds", kinds}};
+    if (reference_) {
+        document["against"] = options_.against;
+        document["against_digest"] = reference_->checkpoint().digest();
+    }
     replace_file(options_.json, document.dump(2) + "\n");
 }
 

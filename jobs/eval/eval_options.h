@@ -12,6 +12,7 @@
 namespace quadrille {
 
 struct EvalOptions : ModelOptions, PromptSourceOptions {
+    std::string against;    // folder of a checkpoint to compare with; "": none
     int64_t max_seqs = 16;  // records at once
     std::string json;       // report file; "": none
 };

@@ -27,9 +27,10 @@ std::span<const RowScore> RowScores::score(View<const float> logits,
         const ExpSum sum = candidates_.sum(index);
         const Candidate token = candidates_.picked(index, 0, tokens[i]);
         candidates_.top(index, 1, best_);
-        const double logprob =
-            sum.empty() ? std::numeric_limits<double>::quiet_NaN() : double{token.raw} - sum.log();
-        scores_.push_back({logprob, best_.empty() ? -1 : best_.front().id});
+        const double log_sum = sum.empty() ? std::numeric_limits<double>::quiet_NaN() : sum.log();
+        scores_.push_back({.logprob = double{token.raw} - log_sum,
+                           .best = best_.empty() ? -1 : best_.front().id,
+                           .log_sum = log_sum});
     }
     return scores_;
 }

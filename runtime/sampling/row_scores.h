@@ -17,6 +17,7 @@ namespace quadrille {
 struct RowScore {
     double logprob = 0.0;  // of the token; NaN: no logit of the row is a number
     int32_t best = -1;     // the token with the largest logit, ties to the lowest id
+    double log_sum = 0.0;  // log of the sum of the logits' exponentials: logprob = logit - log_sum
 };
 
 class RowScores {

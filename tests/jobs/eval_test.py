@@ -3,11 +3,14 @@
 QUADRILLE_TEST_MODELS names), the same figures for any ranks and batch, generate's own log-probabilities, bad
 input. Usage: eval_test.py MPIRUN QUADRILLE SAME_RESULTS DATA_FOLDER GOLDEN_FILES"""
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 
+import native_model
 from demo_runs import DemoRuns, run
 
 NLL_TOLERANCE = 1e-5
@@ -75,6 +78,45 @@ def check_golden(runs, golden_files):
     return len(packs)
 
 
+def uniform_model(runs, model):
+    """A copy whose head is zero: every token is as likely as any other."""
+    folder = runs.path("uniform")
+    shutil.copytree(model, folder)
+    tensors = native_model.read(folder + "/model.safetensors")
+    vocab, hidden = tensors["model.language_model.embed_tokens.weight"][1]
+    for name in [name for name in tensors if name.startswith("lm_head.")]:
+        del tensors[name]
+    tensors["lm_head.weight"] = "BF16", [vocab, hidden], bytes(2 * vocab * hidden)
+    native_model.write(folder + "/model.safetensors", tensors)
+    return folder, vocab
+
+
+def check_divergence(runs, prompts):
+    """KL(uniform || model) of one row is the mean over all tokens of their NLL there, less log of the vocabulary."""
+    model = os.path.join(runs.data, "models", "toy-vocab768")
+    uniform, vocab = uniform_model(runs, model)
+    every = runs.lines("every.jsonl", [{"tokens": [5, token]} for token in range(vocab)])
+    one = runs.lines("one-row.jsonl", [{"tokens": [5, 7]}])
+    mean = evaluate(runs, model, every)[0]["all"]["nll"]
+    found = evaluate(runs, model, one, 1, ["--against", uniform])[0]["all"]
+    runs.check("KL of a row", abs(found["kl"] - (mean - math.log(vocab))) < 1e-6 and found["kl"] > 1e-3,
+               f"{found}, NLL of all tokens {mean}")
+    back = evaluate(runs, uniform, one, 1, ["--against", model])[0]["all"]
+    runs.check("NLL of a uniform model", abs(back["nll"] - math.log(vocab)) < 1e-9 and 0 < back["kl"] < 1, str(back))
+    own = evaluate(runs, runs.target, prompts, 2, ["--against", runs.target])[0]["all"]
+    runs.check("a model is no distance from itself", own["kl"] == 0 and own["same_choice"] == 1, str(own))
+    longer = runs.lines("longer.jsonl", [{"tokens": [(7 * i * n) % vocab for i in range(n)]} for n in (1, 2, 64, 65, 200)])
+    expected, said = evaluate(runs, model, longer, 1, ["--against", uniform])
+    runs.check("a table with both", "KL" in said and "same choice" in said, said)
+    for ranks, more in ((2, ["--max-seqs", "1"]), (4, ["--max-batched-tokens", "64"])):
+        again = evaluate(runs, model, longer, ranks, ["--against", uniform, *more])[0]
+        runs.check(f"the same distance on {ranks} ranks", again == expected, f"{again}, expected {expected}")
+    done = subprocess.run([runs.program, "eval", "--target", model, "--against", runs.target, "--prompts", one],
+                          capture_output=True, text=True, timeout=60, check=False)
+    runs.check("another vocabulary is refused", done.returncode == 3 and "expected the target's vocabulary of 768 tokens, "
+               "found 4096" in done.stderr, done.stderr)
+
+
 def check_refusals(runs, prompts):
     one = runs.lines("one.jsonl", [{"tokens": [5]}])
     for name, arguments, code, words in (
@@ -99,6 +141,7 @@ def main():
         run([golden_files, "prompts", prompts])
         check_ranks_and_batches(runs, prompts)
         check_against_generate(runs)
+        check_divergence(runs, prompts)
         check_refusals(runs, prompts)
         packs = check_golden(runs, golden_files)
         if packs == 0:
