@@ -24,7 +24,8 @@ struct RecordOptions {
     int64_t seed = -1;      // -1: derived from the run's seed and the record's index
     int64_t logprobs = -1;  // -1: none; 0: chosen only; n: and the n best
     bool ignore_eos = false;
-    int64_t samples = 1;  // generations of the prompt
+    int64_t samples = 1;     // generations of the prompt
+    int64_t score_from = 1;  // the first token that `score` scores; no other job takes it
     std::vector<int32_t> stop_tokens;
     std::vector<std::string> stop_text;
 };
@@ -72,6 +73,7 @@ struct Generation {
     std::vector<float> chosen_logprobs;  // (tokens)
     std::vector<int32_t> top_ids;        // (tokens, N)
     std::vector<float> top_logprobs;     // (tokens, N)
+    bool is_greedy = true;               // of `score`: every token is the most likely one
 };
 
 // One record of prompts.h5. `error` is set for a record-level problem (empty, bad UTF-8, token out

@@ -11,6 +11,7 @@
 #include "jobs/files/unpack.h"
 #include "jobs/probe/probe.h"
 #include "jobs/quantize/quantize.h"
+#include "jobs/score/score.h"
 
 namespace quadrille {
 
@@ -22,6 +23,7 @@ std::vector<JobRow> job_table() {
         on_ranks("probe", "Say what the rows of a capture tell of the next token.", run_probe),
         alone("ab", "Compare drafters by the generations they helped to make.", run_ab),
         on_ranks("eval", "Say how well a checkpoint predicts given texts.", run_eval),
+        on_ranks("score", "Score tokens that records already have.", run_score),
         on_ranks("quantize", "Make an EXL3 pack of a BF16 or FP8 checkpoint.", run_quantize),
         alone("inspect", "Say what is in a file or a checkpoint.", run_inspect),
         alone("pack", "Write text or JSON lines as a prompts file.", run_pack),

@@ -16,6 +16,7 @@
 #include "runtime/prefill_plan.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/position.h"
+#include "runtime/record_runner.h"
 #include "runtime/sampling/sampler.h"
 #include "runtime/sampling/token_history.h"
 #include "runtime/sequence.h"
@@ -73,28 +74,23 @@ struct EngineStats {
     EngineStats& operator+=(const EngineStats& other);
 };
 
-class Engine {
+class Engine final : public RecordRunner {
   public:
     // `drafter` may be nullptr (K = 0).
     Engine(Backend& backend, Communicator& comm, Position& position, TargetModel& model,
            Drafter* drafter, const EngineOptions& options);
 
-    void submit(Prompt prompt);
-    bool idle() const { return queue_.empty() && running_.empty(); }
-    // Records submitted and not finished.
-    int64_t in_flight() const { return std::ssize(queue_) + std::ssize(running_); }
+    void submit(Prompt prompt) override;
+    bool idle() const override { return queue_.empty() && running_.empty(); }
+    int64_t in_flight() const override { return std::ssize(queue_) + std::ssize(running_); }
     int64_t queued() const { return std::ssize(queue_); }
-    // Forgets the records that have no slot yet.
-    void drop_queued() { queue_.clear(); }
-    void step();
-    // Records finished since the last call, in the order they finished.
-    std::vector<Generation> take_finished();
-    // What the running records have emitted so far, those that have emitted nothing left out:
-    // status cancelled. Given back as Prompt::kept, they go on as if nothing had been between.
-    std::vector<Generation> unfinished() const;
+    void drop_queued() override { queue_.clear(); }
+    void step() override;
+    std::vector<Generation> take_finished() override;
+    std::vector<Generation> unfinished() const override;
 
     void set_k(int32_t k);  // from the next step on; at most EngineOptions::k
-    const EngineStats& stats() const { return stats_; }
+    const EngineStats& stats() const override { return stats_; }
     // Counts from zero again.
     void clear_stats();
 

@@ -15,6 +15,7 @@ inline constexpr int64_t kFormat = 1;  // readers refuse larger
 
 inline constexpr const char* kPrompts = "prompts";
 inline constexpr const char* kGenerations = "generations";
+inline constexpr const char* kScores = "scores";
 inline constexpr const char* kPart = "part";
 inline constexpr const char* kRun = "run";
 inline constexpr const char* kCapture = "capture";

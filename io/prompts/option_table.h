@@ -66,10 +66,12 @@ inline constexpr std::array kInts = {
     IntOption{"ignore_eos", 0, 1, [](const RecordOptions& o) -> int64_t { return o.ignore_eos; },
               [](RecordOptions& o, int64_t value) { o.ignore_eos = value != 0; }},
     int_option<&RecordOptions::samples>("n", 1, kMaxSamples),
+    int_option<&RecordOptions::score_from>("score_from", 1, kMaxToken),
 };
 inline constexpr size_t kMaxNewTokens = 0;  // places in kInts
 inline constexpr size_t kLogprobs = 3;
 inline constexpr size_t kSamples = 5;
+inline constexpr size_t kScoreFrom = 6;
 
 inline constexpr double kFinite = std::numeric_limits<double>::max();
 inline constexpr std::array kFloats = {

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cctype>
 #include <optional>
+#include <utility>
 
 namespace quadrille {
 
@@ -88,19 +89,39 @@ void read_plain_line(const JsonObject& object, std::string_view line, PromptReco
         read_option(object, option.name, option.name, record);
     }
     read_stops(object, record);
+    if (object.has("continuation")) {
+        if (!record.is_text()) object.reject("continuation", "text or messages beside it");
+        record.continuation = read_text(object, "continuation");
+    }
     const bool chat = object.has("messages");
     for (const auto& item : object.value().items()) {
         const auto named = [&](const auto& option) { return item.key() == option.name; };
-        const bool known = item.key() == "id" || item.key() == "text" || item.key() == "tokens" ||
-                           item.key() == options::kStopTokens || item.key() == options::kStopText ||
-                           std::ranges::any_of(options::kInts, named) ||
-                           std::ranges::any_of(options::kFloats, named) ||
-                           (chat && is_chat_key(item.key()));
+        const bool known =
+            item.key() == "id" || item.key() == "text" || item.key() == "tokens" ||
+            item.key() == "continuation" || item.key() == options::kStopTokens ||
+            item.key() == options::kStopText || std::ranges::any_of(options::kInts, named) ||
+            std::ranges::any_of(options::kFloats, named) || (chat && is_chat_key(item.key()));
         if (!known) ++unknown_keys[item.key()];
     }
 }
 
 }  // namespace
+
+void join_continuation(PromptRecord& record, const Tokenizer& tokenizer) {
+    std::string context = std::get<std::string>(record.prompt);
+    const std::string whole = context + std::exchange(record.continuation, {});
+    context.resize(context.find_last_not_of(" \t\n\v\f\r") + 1);
+    const auto from = static_cast<int64_t>(tokenizer.encode(context).size());
+    std::vector<int32_t> tokens = tokenizer.encode(whole);
+    if (from == 0 || from >= std::ssize(tokens)) {
+        record.error = fmt::format(
+            "continuation: expected a token before it and one of its own, "
+            "found {} and {}",
+            from, std::max<int64_t>(std::ssize(tokens) - from, 0));
+    }
+    record.prompt = std::move(tokens);
+    record.ints[options::kScoreFrom] = std::max<int64_t>(from, 1);
+}
 
 LineFormat line_format_of(const std::filesystem::path& file) {
     std::string suffix = file.extension().string();

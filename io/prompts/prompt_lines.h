@@ -6,6 +6,7 @@
 
 #include "io/prompts/prompt_writer.h"
 #include "io/text/jsonl.h"
+#include "io/text/tokenizer.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -18,6 +19,11 @@ enum class LineFormat : uint8_t { text, jsonl };
 
 // By suffix: .jsonl, .ndjson and .json (in any case) are JSON lines.
 LineFormat line_format_of(const std::filesystem::path& file);
+
+// Prompt and continuation as the tokens of one text, from which on score_from says. White space at
+// the end of the prompt belongs to the continuation, whose tokens are those behind the prompt's, as
+// evaluation harnesses have it. Sets PromptRecord::error where nothing is left on either side.
+void join_continuation(PromptRecord& record, const Tokenizer& tokenizer);
 
 class PromptLines {
   public:

@@ -30,7 +30,10 @@ struct PromptRecord {
     std::vector<std::string> stop_text;
     bool completion = false;  // asked for as a completion of OpenAI's, not as a chat
     bool chat = false;        // made by the chat template
-    std::string error;        // why it cannot be run: its prompt and options count for nothing
+    // Text that `score` scores behind the prompt, which is text too; "": none. Whoever writes the
+    // record makes tokens and score_from of both (join_continuation).
+    std::string continuation;
+    std::string error;  // why it cannot be run: its prompt and options count for nothing
 
     bool is_text() const { return prompt.index() == 0; }
 };

@@ -173,7 +173,7 @@ ResultSummary Assembler::write(const fs::path& whole, const h5::Attributes& prov
     summary_.by_position.resize(static_cast<size_t>(assembly_.layout.k), 0);
     summary_.histogram.resize(static_cast<size_t>(assembly_.layout.k) + 1, 0);
     h5::File file = h5::File::create(whole);
-    schema::stamp(file, schema::kGenerations);
+    schema::stamp(file, result_kind(assembly_.layout));
     {
         GenerationTable table(file, assembly_.layout, std::move(offsets_),
                               std::move(trace_offsets_));

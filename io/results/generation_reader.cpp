@@ -43,7 +43,7 @@ void share_out(const std::vector<T>& values, const int64_t* bounds, int64_t widt
 
 // Seals of parts are looked at by those who take parts up: they are opened again and again.
 h5::File open_sound(const std::filesystem::path& path, const std::string& kind) {
-    if (kind == schema::kGenerations) refuse_broken_seal(path);
+    if (kind != schema::kPart) refuse_broken_seal(path);
     return h5::File::open(path);
 }
 
@@ -144,6 +144,8 @@ void GenerationReader::open_logprobs() {
     chosen_ = open("logprobs/chosen", TypeClass::floating, {tokens});
     top_ids_ = open("logprobs/top_ids", TypeClass::integer, {tokens, layout_.logprobs});
     top_ = open("logprobs/top", TypeClass::floating, {tokens, layout_.logprobs});
+    layout_.scores = file_.has("scores");
+    if (layout_.scores) is_greedy_ = open("scores/is_greedy", TypeClass::integer, {records_});
 }
 
 bool GenerationReader::is_complete() const {
@@ -201,6 +203,10 @@ void GenerationReader::read_columns(int64_t first, std::vector<Generation>& out)
     if (completion_) {
         const auto flags = completion_->read<int64_t>(first, count);
         for (size_t i = 0; i < out.size(); ++i) out[i].completion = flags[i] != 0;
+    }
+    if (is_greedy_) {
+        const auto flags = is_greedy_->read<int64_t>(first, count);
+        for (size_t i = 0; i < out.size(); ++i) out[i].is_greedy = flags[i] != 0;
     }
     if (text_) {
         auto texts = text_->read_strings(first, count);

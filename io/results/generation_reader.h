@@ -17,7 +17,7 @@ namespace quadrille {
 
 class GenerationReader {
   public:
-    // `kind`: schema::kGenerations, whose seal, if any, must hold, or schema::kPart.
+    // `kind`: schema::kGenerations or kScores, whose seal, if any, must hold, or schema::kPart.
     GenerationReader(const std::filesystem::path& path, const std::string& kind);
 
     const std::filesystem::path& path() const { return path_; }
@@ -52,7 +52,7 @@ class GenerationReader {
     h5::Dataset tokens_, status_, finish_reason_, error_, prompt_index_;
     h5::Dataset steps_, drafted_, accepted_, emitted_, by_position_, histogram_;
     std::optional<h5::Dataset> prompt_tokens_, id_, completion_, text_, source_, sample_, trace_,
-        chosen_, top_ids_, top_;
+        chosen_, top_ids_, top_, is_greedy_;
 };
 
 }  // namespace quadrille

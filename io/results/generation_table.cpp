@@ -105,6 +105,16 @@ IdKind kind_of(const Ids& ids) {
     return std::holds_alternative<std::vector<std::string>>(ids) ? IdKind::string : IdKind::none;
 }
 
+const char* result_kind(const GenerationLayout& layout) {
+    return layout.scores ? schema::kScores : schema::kGenerations;
+}
+
+double sum_logprob(const Generation& generation) {
+    if (generation.status == Status::error) return std::numeric_limits<double>::quiet_NaN();
+    const auto& list = generation.chosen_logprobs;
+    return std::accumulate(list.begin(), list.end(), 0.0);
+}
+
 std::string find_violation(const Generation& generation, int64_t k) {
     const Acceptance& a = generation.acceptance;
     std::vector<int64_t> histogram = a.histogram;
@@ -189,6 +199,11 @@ GenerationTable::GenerationTable(h5::Group& root, const GenerationLayout& layout
             logprobs.create_dataset("top_ids", Element::i32, {offsets_.back(), layout_.logprobs});
         top_ = logprobs.create_dataset("top", Element::f32, {offsets_.back(), layout_.logprobs});
     }
+    if (layout_.scores) {
+        h5::Group scores = root.create_group("scores");
+        sum_ = scores.create_dataset("sum_logprob", Element::f64, {n});
+        is_greedy_ = scores.create_dataset("is_greedy", Element::u8, {n});
+    }
 }
 
 void GenerationTable::check(int64_t row, const Generation& generation) const {
@@ -222,6 +237,7 @@ void GenerationTable::write(int64_t row, std::span<const Generation> generations
     write_columns(row, generations);
     write_acceptance(row, generations);
     if (layout_.logprobs >= 0) write_logprobs(token, generations);
+    if (layout_.scores) write_scores(row, generations);
 }
 
 void GenerationTable::write_columns(int64_t row, std::span<const Generation> generations) {
@@ -270,6 +286,11 @@ void GenerationTable::write_acceptance(int64_t row, std::span<const Generation> 
     if (trace_)
         put(*trace_, trace_offsets_[static_cast<size_t>(row)],
             flat<uint8_t>(generations, statistics(&Acceptance::trace)));
+}
+
+void GenerationTable::write_scores(int64_t row, std::span<const Generation> generations) {
+    put(*sum_, row, column<double>(generations, sum_logprob));
+    put(*is_greedy_, row, column<uint8_t>(generations, &Generation::is_greedy));
 }
 
 void GenerationTable::write_logprobs(int64_t token, std::span<const Generation> generations) {

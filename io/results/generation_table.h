@@ -28,13 +28,20 @@ struct GenerationLayout {
     std::vector<std::string> sources;  // names of the prompt files, with `origin`
     bool trace = false;
     int64_t logprobs = -1;  // alternatives a token; -1: no /logprobs
+    bool scores = false;    // of `score`: /scores, with logprobs
 
     friend bool operator==(const GenerationLayout&, const GenerationLayout&) = default;
 };
 
+// The kind of a file of finished records.
+const char* result_kind(const GenerationLayout& layout);
+
 // What is wrong with a record's tokens and statistics (the identities of io/FORMAT.md); "" if
 // nothing is. An empty by_position and histogram stand for zeros.
 std::string find_violation(const Generation& generation, int64_t k);
+
+// Sum of a record's log-probabilities as they are stored, in fp64; NaN for one with an error.
+double sum_logprob(const Generation& generation);
 
 class GenerationTable {
   public:
@@ -50,6 +57,7 @@ class GenerationTable {
     void write_columns(int64_t row, std::span<const Generation> generations);
     void write_acceptance(int64_t row, std::span<const Generation> generations);
     void write_logprobs(int64_t token, std::span<const Generation> generations);
+    void write_scores(int64_t row, std::span<const Generation> generations);
     void check(int64_t row, const Generation& generation) const;
 
     GenerationLayout layout_;
@@ -58,7 +66,8 @@ class GenerationTable {
 
     h5::Dataset tokens_, status_, finish_reason_, error_, prompt_index_, prompt_tokens_;
     h5::Dataset steps_, drafted_, accepted_, emitted_, by_position_, histogram_;
-    std::optional<h5::Dataset> id_, text_, source_, sample_, trace_, chosen_, top_ids_, top_;
+    std::optional<h5::Dataset> id_, text_, source_, sample_, trace_, chosen_, top_ids_, top_, sum_,
+        is_greedy_;
 };
 
 }  // namespace quadrille

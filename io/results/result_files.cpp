@@ -19,12 +19,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // Why `out` is no result of ours; "": it is one.
-std::string not_a_result(const fs::path& out) {
+std::string not_a_result(const fs::path& out, const std::string& wanted) {
     try {
         const h5::File file = h5::File::open(out);
         std::vector<std::string> notices;
         const std::string kind = schema::kind_of(file, notices);
-        if (kind == schema::kGenerations) return "";
+        if (kind == wanted) return "";
         return fmt::format("it is no result of this program but a file of kind '{}'", kind);
     } catch (const Error& error) {
         return fmt::format("it is no result of this program: {}", error.what());
@@ -98,8 +98,10 @@ fs::path part_path(const fs::path& folder, int group, int64_t number) {
     return folder / fmt::format("{}{:06}.h5", part_prefix(group), number);
 }
 
-fs::path check_output(const fs::path& out, bool overwrite, const std::vector<fs::path>& taken) {
-    return output_path(out, {.overwrite = overwrite, .taken = taken, .objection = not_a_result});
+fs::path check_output(const fs::path& out, const std::string& kind, bool overwrite,
+                      const std::vector<fs::path>& taken) {
+    const auto objection = [&](const fs::path& path) { return not_a_result(path, kind); };
+    return output_path(out, {.overwrite = overwrite, .taken = taken, .objection = objection});
 }
 
 PartWriter::PartWriter(fs::path folder, int group, GenerationLayout layout, std::string run,

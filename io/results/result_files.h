@@ -34,9 +34,10 @@ void write_part(const std::filesystem::path& path, const GenerationLayout& layou
                 const std::string& run, const std::vector<Generation>& records,
                 const std::function<void()>& before_commit);
 
-// The file that results for `out` go to (io/output.h). Only a generations file may be replaced,
+// The file that results for `out` go to (io/output.h). Only a file of this kind may be replaced,
 // with `overwrite`. `taken`: the run's inputs and other outputs. Writes nothing.
-std::filesystem::path check_output(const std::filesystem::path& out, bool overwrite,
+std::filesystem::path check_output(const std::filesystem::path& out, const std::string& kind,
+                                   bool overwrite,
                                    const std::vector<std::filesystem::path>& taken = {});
 
 // Collects the finished records of one group and commits them as parts.

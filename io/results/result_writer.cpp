@@ -37,9 +37,10 @@ ResultWriter::ResultWriter(ResultOptions options) : options_(std::move(options))
     done_.resize(records.size(), false);
     remaining_ = std::ssize(records);
 
-    check_output(options_.out, options_.overwrite);
+    check_output(options_.out, result_kind(layout), options_.overwrite);
     folder_.emplace(parts_folder(options_.out), options_.fingerprint, options_.locking);
-    check_output(options_.out, options_.overwrite);  // a run that held the lock may have finished
+    check_output(options_.out, result_kind(layout),
+                 options_.overwrite);  // a run that held the lock may have finished
     if (!folder_->unsaid().empty())
         notices_.push_back(
             fmt::format("{} was begun by a version that did not record {}: taken as unchanged",

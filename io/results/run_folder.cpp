@@ -178,8 +178,9 @@ void RunFolder::begin(const h5::Attributes& fingerprint) {
     write_run(file, fingerprint);
 }
 
-int64_t check_result(const fs::path& out, const h5::Attributes& fingerprint) {
-    const GenerationReader results(out, schema::kGenerations);
+int64_t check_result(const fs::path& out, const std::string& kind,
+                     const h5::Attributes& fingerprint) {
+    const GenerationReader results(out, kind);
     h5::Attributes then;
     if (results.file().has_group("provenance")) {
         then = results.file().group("provenance").attributes();

@@ -27,7 +27,8 @@ EarlierRun check_run(const std::filesystem::path& folder, const h5::Attributes& 
 
 // Records with an error in the finished results `out`. Error{usage} with the differing fields where
 // they are of another run, or do not say of which.
-int64_t check_result(const std::filesystem::path& out, const h5::Attributes& fingerprint);
+int64_t check_result(const std::filesystem::path& out, const std::string& kind,
+                     const h5::Attributes& fingerprint);
 
 // Names the run in its parts.
 std::string run_name(const h5::Attributes& fingerprint);

@@ -54,6 +54,7 @@ h5::Attributes fingerprint(const GenerateOptions& options, const h5::Attributes&
     fields["backend"] = backend.name();
     fields["decoded_form"] = std::string(exl3::kDecodedForm);
     fields["text"] = int64_t{tokenizer != nullptr && !options.no_text ? 1 : 0};
+    if (options.scores) fields["job"] = std::string("score");
     return fields;
 }
 

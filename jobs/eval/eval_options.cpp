@@ -9,7 +9,7 @@ void add_flags(CLI::App& app, EvalOptions& options) {
     add_text(app, "--target", options.target, "a checkpoint folder", "checkpoint (or EXL3_MODEL)",
              "DIR");
     add_text(app, "--against", options.against, "a checkpoint folder",
-             "checkpoint whose distributions the target's are compared with", "DIR");
+             "checkpoint that the target is compared with", "DIR");
     add_prompts(app, options);
     add_prompt_choice(app, options, "Records");
     const std::string running = "Running";

@@ -53,7 +53,7 @@ std::string describe_path(const fs::path& path, int64_t limit) {
     std::vector<std::string> notices;
     const std::string kind = schema::kind_of(h5::File::open(path), notices);
     if (kind == schema::kPrompts) return describe_prompts(path, limit);
-    if (kind == schema::kGenerations || kind == schema::kPart)
+    if (kind == schema::kGenerations || kind == schema::kScores || kind == schema::kPart)
         return describe_generations(path, kind, limit);
     return describe_any(path, kind);
 }

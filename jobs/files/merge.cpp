@@ -195,8 +195,8 @@ h5::Attributes common_provenance(const std::vector<ShardFile>& files,
 
 ResultSummary merge(const MergeOptions& options) {
     const std::vector<fs::path> inputs(options.inputs.begin(), options.inputs.end());
-    const fs::path out =
-        check_output(options.out, options.output_exists == OutputExists::overwrite, inputs);
+    const fs::path out = check_output(options.out, schema::kGenerations,
+                                      options.output_exists == OutputExists::overwrite, inputs);
     std::vector<ShardFile> files;
     for (const fs::path& input : inputs) files.push_back(read_shard(input));
     for (const ShardFile& file : files) check_alike(files.front(), file);

@@ -59,6 +59,10 @@ class Survey {
             first_error_ = record.error;
         }
         chats_ += record.chat ? 1 : 0;
+        if (!record.continuation.empty() && first_continuation_.empty()) {
+            first_continuation_ = place;
+            columns_.options.insert(options::kInts[options::kScoreFrom].name);
+        }
         columns_.note(record);
         see_id(place, record);
         ++records_;
@@ -90,7 +94,8 @@ class Survey {
     bool is_mixed() const { return !first_text_.empty() && !first_tokens_.empty(); }
     PromptColumns columns() const {
         PromptColumns result = columns_;
-        result.text = first_tokens_.empty();
+        result.text = first_tokens_.empty() && first_continuation_.empty();
+        result.error = result.error || !first_continuation_.empty();  // found as they are joined
         if (records_ > 0 && first_without_id_.empty()) {
             result.id = string_ids_ ? PromptColumns::Id::strings : PromptColumns::Id::integers;
         }
@@ -99,6 +104,7 @@ class Survey {
     int64_t records() const { return records_; }
     int64_t chats() const { return chats_; }
     const std::string& first_text() const { return first_text_; }
+    const std::string& first_continuation() const { return first_continuation_; }
     const std::string& first_tokens() const { return first_tokens_; }
     const std::vector<std::string>& notices() const { return notices_; }
 
@@ -132,6 +138,7 @@ class Survey {
     std::string first_error_;
     std::string first_text_;  // places; "": none
     std::string first_tokens_;
+    std::string first_continuation_;
     std::string first_with_id_;
     std::string first_without_id_;
     bool string_ids_ = false;
@@ -173,12 +180,15 @@ PackSummary pack(const PackOptions& options) {
         options, [&](const auto& lines, const auto& record) { survey.see(lines, record); },
         [&](const auto& input, const auto& lines) { survey.finish_input(input, lines); });
     std::unique_ptr<Tokenizer> tokenizer;
-    if (survey.is_mixed()) {
+    const bool joins = !survey.first_continuation().empty();
+    if (survey.is_mixed() || joins) {
         if (options.target.empty()) {
+            const std::string why =
+                joins ? fmt::format("{} has a continuation", survey.first_continuation())
+                      : fmt::format("{} holds text and {} tokens", survey.first_text(),
+                                    survey.first_tokens());
             throw Error(ErrorKind::usage,
-                        fmt::format("--target: expected a checkpoint folder with a tokenizer, as "
-                                    "{} holds text and {} tokens",
-                                    survey.first_text(), survey.first_tokens()));
+                        "--target: expected a checkpoint folder with a tokenizer, as " + why);
         }
         tokenizer = make_tokenizer(options.target);
     }
@@ -187,7 +197,9 @@ PackSummary pack(const PackOptions& options) {
     for_each_record(
         options,
         [&](const PromptLines&, PromptRecord& record) {
-            if (tokenizer && record.error.empty() && record.is_text()) {
+            if (!record.continuation.empty() && record.error.empty()) {
+                join_continuation(record, *tokenizer);
+            } else if (tokenizer && record.error.empty() && record.is_text()) {
                 record.prompt = tokenizer->encode(std::get<std::string>(record.prompt));
             }
             writer.add(std::move(record));

@@ -195,6 +195,13 @@ class Formatter {
     std::string first_repeated_;
 };
 
+// Scores are read as generations are.
+std::string kind_of_results(const fs::path& path) {
+    std::vector<std::string> notices;
+    const std::string kind = schema::kind_of(h5::File::open(path), notices);
+    return kind == schema::kScores ? kind : schema::kGenerations;
+}
+
 // The file that lines go to; "-": standard output.
 std::string file_of(const UnpackOptions& options) {
     if (options.out == "-") return options.out;
@@ -218,11 +225,19 @@ ordered_json to_json(const Generation& g, const GenerationLayout& layout) {
     if (const auto* number = std::get_if<int64_t>(&g.id)) out["id"] = *number;
     if (const auto* text = std::get_if<std::string>(&g.id)) out["id"] = *text;
     out["status"] = schema::kStatusNames[static_cast<size_t>(g.status)];
-    out["finish_reason"] = schema::kFinishNames[static_cast<size_t>(g.finish_reason)];
+    if (!layout.scores) {
+        out["finish_reason"] = schema::kFinishNames[static_cast<size_t>(g.finish_reason)];
+    }
     out["error"] = g.error.empty() ? ordered_json() : ordered_json(g.error);
+    if (layout.scores) {
+        const bool scored = g.error.empty();
+        out["score_from"] = g.prompt_tokens;
+        out["sum_logprob"] = scored ? ordered_json(sum_logprob(g)) : ordered_json();
+        out["is_greedy"] = scored ? ordered_json(g.is_greedy) : ordered_json();
+    }
     out["tokens"] = g.tokens;
     if (layout.text) out["text"] = g.text;
-    out["acceptance"] = acceptance_json(g.acceptance, layout.trace);
+    if (!layout.scores) out["acceptance"] = acceptance_json(g.acceptance, layout.trace);
     if (layout.logprobs >= 0)
         out["logprobs"] = {
             {"chosen", g.chosen_logprobs}, {"top_ids", g.top_ids}, {"top", g.top_logprobs}};
@@ -233,7 +248,7 @@ int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) 
     const std::string out = file_of(options);
     std::vector<GenerationReader> readers;
     for (const std::string& input : options.inputs) {
-        readers.emplace_back(input, schema::kGenerations);
+        readers.emplace_back(input, kind_of_results(input));
         if (!readers.back().is_complete())
             throw Error(ErrorKind::input, input + ": is not complete (no attribute complete = 1)");
         if (options.format == "openai" && !readers.back().layout().text)

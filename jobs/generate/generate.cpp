@@ -21,6 +21,8 @@
 #include "runtime/engine.h"
 #include "runtime/ranks/agree.h"
 #include "runtime/ranks/last_words.h"
+#include "runtime/record_runner.h"
+#include "runtime/scorer.h"
 
 #include <fmt/format.h>
 
@@ -66,6 +68,7 @@ class GenerateJob {
         return options_.fail_on_error && errors > 0 ? kRecordErrors : kSuccess;
     }
     void leave_last_words(const Error& error);
+    std::unique_ptr<RecordRunner> make_runner();
     int run_steps();
     void show(const GroupProgress& all, Stop stop);
     int end(const EngineStats& stats, Stop stop);
@@ -283,27 +286,37 @@ void GenerateJob::leave_last_words(const Error& error) {
     if (own && last_words_) last_words_->write(crash_cause(error.what()).c_str());
 }
 
+std::unique_ptr<RecordRunner> GenerateJob::make_runner() {
+    Backend& backend = session_.backend();
+    TargetModel& target = session_.models().target();
+    const auto note = [this](auto running) { last_words_->set(crash_text(running)); };
+    if (options_.scores) {
+        return std::make_unique<Scorer>(backend, session_.model_comm(), session_.position(), target,
+                                        note);
+    }
+    const EngineOptions options = {
+        .max_batched_tokens = prefill_rows(target.limits()),
+        .k = k_,
+        .known_tokens = shape_.known_tokens,
+        .eos = session_.models().config().eos_token_ids,
+        .seed = options_.seed,
+        .accept = options_.accept,
+        .tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
+        .steps = options_.eager ? StepWay::in_parts : StepWay::recorded,
+        .on_running = [note](std::span<const Sequence> running) {
+            std::vector<RecordKey> keys;
+            for (const Sequence& sequence : running) keys.push_back(key_of(sequence.prompt));
+            note(std::span<const RecordKey>(keys));
+        }};
+    return std::make_unique<Engine>(backend, session_.model_comm(), session_.position(), target,
+                                    session_.models().drafter(), options);
+}
+
 int GenerateJob::run_steps() {
     last_words_.emplace(parts_folder(follow_links(options_.out)) / kCrashLog,
                         std::to_string(shape_.start));
-    const ModelLimits& limits = session_.models().target().limits();
-    Engine engine(session_.backend(), session_.model_comm(), session_.position(),
-                  session_.models().target(), session_.models().drafter(),
-                  {.max_batched_tokens = prefill_rows(limits),
-                   .k = k_,
-                   .known_tokens = shape_.known_tokens,
-                   .eos = session_.models().config().eos_token_ids,
-                   .seed = options_.seed,
-                   .accept = options_.accept,
-                   .tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
-                   .steps = options_.eager ? StepWay::in_parts : StepWay::recorded,
-                   .on_running = [this](std::span<const Sequence> running) {
-                       std::vector<RecordKey> keys;
-                       for (const Sequence& sequence : running)
-                           keys.push_back(key_of(sequence.prompt));
-                       last_words_->set(crash_text(keys));
-                   }});
-    RunLoop run(engine, plan_, limits.slots,
+    const std::unique_ptr<RecordRunner> runner = make_runner();
+    RunLoop run(*runner, plan_, session_.models().target().limits().slots,
                 {.comm = session_.group(),
                  .position = session_.position(),
                  .log = session_.log(),
@@ -314,7 +327,7 @@ int GenerateJob::run_steps() {
     const Stop stop = run.run();
     last_words_->set("");
     signals_.end_after(kSignalsAtTheEnd);
-    return end(engine.stats(), stop);
+    return end(runner->stats(), stop);
 }
 
 // Collective over all ranks.
@@ -364,6 +377,13 @@ void GenerateJob::finish(const EngineStats& stats) {
     const ResultSummary totals = run_files_->finish(facts_);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    if (options_.scores) {
+        quadrille::show(
+            stdout,
+            fmt::format("{}: {} records, {} with an error; {} tokens scored, {:.1f} s\n",
+                        options_.out, totals.records, totals.errors, totals.tokens, seconds));
+        return;
+    }
     quadrille::show(
         stdout, summary_table(
                     totals, run_files_->resumed(),

@@ -24,9 +24,10 @@ RunShape LeaderFiles::claim() {
     const bool overwrite = options.output_exists == OutputExists::overwrite;
     const bool skip = options.output_exists == OutputExists::skip;
     try_files({out_});
-    check_output(options.out, overwrite || skip, other_files(options, options.heartbeat));
+    const char* const kind = result_kind(layout());
+    check_output(options.out, kind, overwrite || skip, other_files(options, options.heartbeat));
     if (skip && std::filesystem::exists(out_)) {
-        run.errors = check_result(out_, fingerprint_);
+        run.errors = check_result(out_, kind, fingerprint_);
         run.skipped = true;
         return run;
     }

@@ -37,7 +37,8 @@ std::vector<std::filesystem::path> other_files(const GenerateOptions& options,
 }
 
 void RunFiles::set_shape(const RunShape& shape) {
-    source_->set_context(shape.capacity);
+    // What is only read may fill the context.
+    source_->set_context(shape.capacity + (around_.options.scores ? 1 : 0));
     fingerprint_ = fingerprint(around_.options, around_.identity, tokenizer_.get(),
                                source_->digest(), around_.k, shape.capacity, around_.backend);
 }
@@ -48,6 +49,7 @@ GenerationLayout RunFiles::layout() const {
     layout.id = common_kind(source_->ids());
     layout.text = tokenizer_ && !around_.options.no_text;
     layout.logprobs = source_->largest_logprobs();
+    layout.scores = around_.options.scores;
     layout.origin = source_->has_origin();
     if (layout.origin) layout.sources = source_->names();
     return layout;

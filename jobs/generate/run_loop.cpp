@@ -27,8 +27,8 @@ GroupProgress progress_of(const RunFiles& files, const EngineStats& stats) {
             .accepted = totals.accepted};
 }
 
-RunLoop::RunLoop(Engine& engine, StopPlan& plan, int32_t slots, const Around& around)
-    : engine_(engine), plan_(plan), slots_(slots), around_(around) {
+RunLoop::RunLoop(RecordRunner& runner, StopPlan& plan, int32_t slots, const Around& around)
+    : runner_(runner), plan_(plan), slots_(slots), around_(around) {
     if (!leads()) return;
     if (around_.board == nullptr) {
         queue_.emplace(around_.files->done(), around_.files->alone(), kSlice);
@@ -48,34 +48,34 @@ Stop RunLoop::run() {
 }
 
 void RunLoop::run_records() {
-    while (more_ || alone_ || !engine_.idle()) {
+    while (more_ || alone_ || !runner_.idle()) {
         heed_stop();
         if (stop_ == Stop::now) return;
         while (wants_more()) {
             more_ = refill();
             deliver();                  // records with an error are finished as they are read
-            if (engine_.idle()) break;  // and many of them are no reason not to hear
+            if (runner_.idle()) break;  // and many of them are no reason not to hear
         }
-        if (alone_ && engine_.idle()) begin_alone();
-        engine_.step();
+        if (alone_ && runner_.idle()) begin_alone();
+        runner_.step();
         deliver();
-        alone_ = alone_ && !(engine_.idle() && waiting_.empty());
+        alone_ = alone_ && !(runner_.idle() && waiting_.empty());
     }
 }
 
 bool RunLoop::wants_more() const {
-    return more_ && !alone_ && engine_.in_flight() < slots_;
+    return more_ && !alone_ && runner_.in_flight() < slots_;
 }
 
 // Saved first: this record may end the process once more.
 void RunLoop::begin_alone() {
     if (leads()) save();
-    for (Prompt& prompt : std::exchange(waiting_, {})) engine_.submit(std::move(prompt));
+    for (Prompt& prompt : std::exchange(waiting_, {})) runner_.submit(std::move(prompt));
 }
 
 // The ranks of the group still hear signals, and move.
 void RunLoop::wait_for_groups() {
-    if (leads()) around_.board->end(progress_of(*around_.files, engine_.stats()));
+    if (leads()) around_.board->end(progress_of(*around_.files, runner_.stats()));
     while (stop_ != Stop::now) {
         const bool all_ended = leads() && around_.board->all_ended();
         if (around_.comm.max_host(all_ended ? 1 : 0) != 0) return;
@@ -92,19 +92,19 @@ void RunLoop::heed_stop() {
     const Stop heard = hears ? around_.board->stop() : Stop::none;
     const Stop before = std::exchange(stop_, plan_.agree(around_.comm, heard));
     if (stop_ == before) return;
-    if (hears) around_.board->exchange(progress_of(*around_.files, engine_.stats()), stop_);
+    if (hears) around_.board->exchange(progress_of(*around_.files, runner_.stats()), stop_);
     if (before == Stop::none) drain(plan_.reason());
 }
 
 // Saves at once, running records too: the launcher may leave its ranks no more than a second.
 void RunLoop::drain(const std::string& reason) {
-    engine_.drop_queued();
+    runner_.drop_queued();
     waiting_.clear();
     more_ = false;
     if (!leads()) return;
     save();
     around_.log.notice(fmt::format("{}: no record is started any more, {} are still running{}",
-                                   reason, engine_.in_flight(),
+                                   reason, runner_.in_flight(),
                                    around_.board == nullptr ? "" : " in the first group"));
 }
 
@@ -125,12 +125,12 @@ bool RunLoop::refill() {
         waiting_ = std::move(prompts);
         return more;
     }
-    for (Prompt& prompt : prompts) engine_.submit(std::move(prompt));
+    for (Prompt& prompt : prompts) runner_.submit(std::move(prompt));
     return more;
 }
 
 void RunLoop::deliver() {
-    std::vector<Generation> finished = engine_.take_finished();
+    std::vector<Generation> finished = runner_.take_finished();
     if (!leads()) return;
     around_.position.aside("write");
     around_.files->add(std::move(finished));
@@ -139,7 +139,7 @@ void RunLoop::deliver() {
 
 void RunLoop::show() {
     if (!leads()) return;
-    GroupProgress all = progress_of(*around_.files, engine_.stats());
+    GroupProgress all = progress_of(*around_.files, runner_.stats());
     if (around_.board != nullptr) {
         around_.board->exchange(all, stop_);
         all += around_.board->others();
@@ -150,7 +150,7 @@ void RunLoop::show() {
 void RunLoop::save() {
     around_.position.aside("write");
     around_.files->commit();
-    around_.files->keep(engine_.unfinished());
+    around_.files->keep(runner_.unfinished());
 }
 
 }  // namespace quadrille

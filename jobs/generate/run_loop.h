@@ -35,8 +35,8 @@ class RunLoop {
         // Called on leaders as records are finished, with the progress of all groups.
         std::function<void(const GroupProgress& all, Stop stop)> show;
     };
-    // `slots`: records that the engine runs at once.
-    RunLoop(Engine& engine, StopPlan& plan, int32_t slots, const Around& around);
+    // `slots`: records that `runner` is given at once.
+    RunLoop(RecordRunner& runner, StopPlan& plan, int32_t slots, const Around& around);
 
     // Collective over the group. What is finished is committed at the end.
     Stop run();
@@ -54,7 +54,7 @@ class RunLoop {
     void show();
     void save();
 
-    Engine& engine_;
+    RecordRunner& runner_;
     StopPlan& plan_;
     int64_t slots_;
     Around around_;

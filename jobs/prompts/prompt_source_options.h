@@ -21,6 +21,7 @@ struct PromptSourceOptions {
     RecordOptions record;  // defaults of the records; its own seed stays -1
     int64_t limit = 0;     // prompts to run, the first ones of all files; 0: all
     Shard shard;           // of those
+    bool scores = false;   // score_from is obeyed
 };
 
 // --prompts and --prompt.

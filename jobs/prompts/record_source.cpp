@@ -2,6 +2,7 @@
 #include "jobs/prompts/record_source.h"
 
 #include "io/digest.h"
+#include "io/prompts/option_table.h"
 #include "kernels/error.h"
 #include "kernels/philox.h"
 
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 
 namespace quadrille {
 
@@ -24,10 +26,12 @@ RecordSource::RecordSource(const PromptSourceOptions& options,
     : tokenizer_(tokenizer),
       limits_{.vocab_size = vocab_size, .context = 0},
       sampled_(options.record.samples > 1) {
+    std::set<std::string> honoured = PromptOptions::names();
+    if (!options.scores) honoured.erase(options::kInts[options::kScoreFrom].name);
     for (size_t i = 0; i < paths.size(); ++i) {
         const std::string name = i < options.prompts.size() ? options.prompts[i] : "--prompt";
         files_.push_back(
-            std::make_unique<File>(File{name, PromptReader(paths[i], options.record)}));
+            std::make_unique<File>(File{name, PromptReader(paths[i], options.record, honoured)}));
         const PromptReader& reader = files_.back()->reader;
         const char* needs = reader.is_text()                   ? "the prompts are text"
                             : reader.options().has_stop_text() ? "the prompts have stop_text"

@@ -99,6 +99,7 @@ void visit(Visitor& field, P& prompt) {
     field(options.seed);
     field(options.logprobs);
     field(options.ignore_eos);
+    field(options.score_from);
     field(options.stop_tokens);
     field(options.stop_text);
 }

@@ -25,14 +25,23 @@ class RowScores {
     // `part`: this rank's ids. Collective.
     RowScores(Backend& backend, Communicator& comm, Range part, int32_t max_rows);
 
-    // The score of tokens[i] in row i of `logits` (tokens.size(), part); at most max_rows. The
-    // result is valid until the next call. Collective.
-    std::span<const RowScore> score(View<const float> logits, std::span<const int32_t> tokens);
+    // The score of tokens[i] in row i of `logits` (tokens.size(), part); at most max_rows. `best`:
+    // how many of the most likely ids best() is to tell. The result is valid until the next call.
+    // Collective.
+    std::span<const RowScore> score(View<const float> logits, std::span<const int32_t> tokens,
+                                    int64_t best = 0);
+    // The most likely ids of row `i`, as many as asked for or as there are.
+    std::span<const Candidate> best(size_t i) const {
+        return std::span(best_).subspan(i * static_cast<size_t>(width_),
+                                        static_cast<size_t>(width_));
+    }
 
   private:
     RankCandidates candidates_;
     std::vector<RowScore> scores_;
-    std::vector<Candidate> best_;
+    std::vector<Candidate> best_;  // (rows, width)
+    int64_t width_ = 0;
+    std::vector<Candidate> row_;
 };
 
 }  // namespace quadrille

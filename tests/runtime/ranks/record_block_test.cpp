@@ -16,6 +16,7 @@ std::vector<Prompt> samples() {
     prompts[0].options.stop_tokens = {9, 8};
     prompts[0].options.stop_text = {"", "end", "\xe2\x82\xac"};
     prompts[0].options.ignore_eos = true;
+    prompts[0].options.score_from = 7;
     prompts[0].options.seed = -7;
     prompts[1].error = "empty";
     return prompts;
@@ -32,6 +33,7 @@ TEST(RecordBlock, BringsEveryFieldAcross) {
     EXPECT_EQ(received[0].options.stop_tokens, sent[0].options.stop_tokens);
     EXPECT_EQ(received[0].options.stop_text, sent[0].options.stop_text);
     EXPECT_TRUE(received[0].options.ignore_eos);
+    EXPECT_EQ(received[0].options.score_from, 7);
     EXPECT_EQ(received[0].options.seed, -7);
     EXPECT_EQ(received[1].error, "empty");
 }
