@@ -107,8 +107,7 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
            "routed bits of single layers, as 24:3,27:3")
         ->delimiter(',')
         ->option_text("L:N,...");
-    add_bits(app, "--dense", options.dense_bits,
-             "bits of attention, shared and dense MLPs [none]");
+    add_bits(app, "--dense", options.dense_bits, "bits of attention, shared and dense MLPs [none]");
     add_bits(app, "--attention-bits", options.attention_bits, "bits of attention [--dense]");
     add_bits(app, "--shared-bits", options.shared_bits, "bits of shared experts [--dense]");
     add_bits(app, "--mlp-bits", options.mlp_bits, "bits of dense MLPs [--dense]");
@@ -131,8 +130,7 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
            "mcg, mul1 or 3inst [mcg]")
         ->check(one_of({"mcg", "mul1", "3inst"}))
         ->option_text("NAME");
-    app.add_option("--calibration", options.prompts,
-                   "text to calibrate on, as --prompts [none]")
+    app.add_option("--calibration", options.prompts, "text to calibrate on, as --prompts [none]")
         ->option_text("FILE ...");
     app.add_option("--seed", options.seed, "seed of random signs [0]")
         ->check(unsigned_integer())
