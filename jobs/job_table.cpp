@@ -12,6 +12,7 @@
 #include "jobs/probe/probe.h"
 #include "jobs/quantize/quantize.h"
 #include "jobs/score/score.h"
+#include "jobs/verify/verify.h"
 
 namespace quadrille {
 
@@ -24,6 +25,7 @@ std::vector<JobRow> job_table() {
         alone("ab", "Compare drafters by the generations they helped to make.", run_ab),
         on_ranks("eval", "Say how well a checkpoint predicts given texts.", run_eval),
         on_ranks("score", "Score tokens that records already have.", run_score),
+        on_ranks("verify", "Replay finished records without drafts.", run_verify),
         on_ranks("quantize", "Make an EXL3 pack of a BF16 or FP8 checkpoint.", run_quantize),
         alone("inspect", "Say what is in a file or a checkpoint.", run_inspect),
         alone("pack", "Write text or JSON lines as a prompts file.", run_pack),

@@ -41,7 +41,8 @@ USES = {
     "jobs/capture": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
     "jobs/quantize": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/score": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
-    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench", "jobs/quantize", "jobs/score"],
+    "jobs/verify": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
+    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench", "jobs/quantize", "jobs/score", "jobs/verify"],
     "drafter/train": ["drafter/dflash2"],  # the modules of a drafter
     "drafter": ["drafter/dflash2"],
 }
