@@ -2,6 +2,7 @@
 #include "jobs/job_table.h"
 
 #include "jobs/ab/ab.h"
+#include "jobs/ab/compare.h"
 #include "jobs/bench/bench.h"
 #include "jobs/capture/capture.h"
 #include "jobs/eval/eval.h"
@@ -23,6 +24,7 @@ std::vector<JobRow> job_table() {
         on_ranks("capture", "Save what the target shows of prompts and its own text.", run_capture),
         on_ranks("probe", "Say what the rows of a capture tell of the next token.", run_probe),
         alone("ab", "Compare drafters by the generations they helped to make.", run_ab),
+        alone("compare", "Compare what runs made of the same prompts.", run_compare),
         on_ranks("eval", "Say how well a checkpoint predicts given texts.", run_eval),
         on_ranks("score", "Score tokens that records already have.", run_score),
         on_ranks("verify", "Replay finished records without drafts.", run_verify),
