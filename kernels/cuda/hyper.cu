@@ -74,6 +74,29 @@ __device__ float sinkhorn_four(float c, const HyperParams& params) {
     return c;
 }
 
+// sums[i * kUsed + r] += a lane's products of row r and output i * kWarps, or, where i * kWarps is
+// `squares`, of the row and itself. An element of a row is read from shared memory once for all.
+template <class Weight, int kSums>
+__device__ void add_products(float (&sums)[kSums], const Weight (&weight)[kTogether][kChunk / 32],
+                             const float (&x)[kRows][kChunk], int32_t count, int32_t squares) {
+    constexpr int kUsed = kSums / kTogether;
+#pragma unroll
+    for (int p = 0; p < kChunk / 32; ++p) {
+        const int c = p * 32 + static_cast<int>(threadIdx.x) % 32;
+        float value[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) value[i] = c < count ? value_of(weight[i][p]) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < kUsed; ++r) {
+            const float in = x[r][c];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                sums[i * kUsed + r] += (i * kWarps < squares ? value[i] : in) * in;
+            }
+        }
+    }
+}
+
 // Products of this block's inputs and the sums of squares, of at most kUsed rows, to memory. The
 // weights are under way before the kernel that makes the streams has ended.
 template <class Weight, int kUsed>
@@ -110,26 +133,13 @@ __device__ void gate_products(const Gates& args, float (&x)[kRows][kChunk], int3
             }
             __syncthreads();
         }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            const int32_t j = start + i * kWarps + static_cast<int32_t>(threadIdx.x) / 32;
-            if (j > outputs) break;
-            float sum[kUsed] = {};
-#pragma unroll
-            for (int p = 0; p < kChunk / 32; ++p) {
-                const int c = p * 32 + lane;
-                const float value = c < count ? value_of(weight[i][p]) : 0.0f;
-#pragma unroll
-                for (int r = 0; r < kUsed; ++r) {
-                    sum[r] += (j < outputs ? value : x[r][c]) * x[r][c];
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < kUsed; ++r) {
-                sum[r] = warp_sum(sum[r]);
-                if (lane == 0) to[r * (outputs + 1) + j] = sum[r];
-            }
-        }
+        const int32_t first_output = start + static_cast<int32_t>(threadIdx.x) / 32;
+        float sums[kTogether * kUsed] = {};
+        add_products(sums, weight, x, count, outputs - first_output);
+        const float sum = warp_sums(sums);
+        const int index = lane * (kTogether * kUsed) / 32;
+        const int32_t j = first_output + index / kUsed * kWarps;
+        if (j <= outputs) to[index % kUsed * (outputs + 1) + j] = sum;
     }
 }
 
@@ -279,7 +289,6 @@ void CudaBackend::hyper_weights(View<float> pre, View<float> post, View<float> m
                                 View<const float> streams, const Matrix& fn, const float* base,
                                 const float* scale, const HyperParams& params) {
     contract::hyper_weights(pre, post, mix, streams, fn, base, scale, params);
-    const int32_t s = params.streams;
     if (streams.rows == 0) return;
     const int64_t groups = (streams.rows + kRows - 1) / kRows;
     const int64_t chunks = (fn.k + kChunk - 1) / kChunk;
@@ -304,7 +313,6 @@ void CudaBackend::hyper_in(View<float> out, View<const float> streams, View<cons
 void CudaBackend::hyper_out(View<float> streams, View<const float> y, View<const float> post,
                             View<const float> mix) {
     contract::hyper_out(streams, y, post, mix);
-    const int64_t s = post.cols;
     if (y.rows == 0 || y.cols == 0) return;
     launch_dependent(hyper_out_kernel, element_grid(y.rows, y.cols), kThreads, 0, stream_.get(),
                      streams, y, post, mix);
