@@ -26,6 +26,7 @@ nlohmann::ordered_json pack_config(const Checkpoint& source, const PackPlan& pla
                                    {"bits", options.routed_bits},
                                    {"head_bits", options.head_bits},
                                    {"codebook", name(options.codebook)}};
+    if (options.bpw > 0) made["bits"] = options.bpw;
     if (calibration.rows > 0) {
         made["calibration"] = {{"rows", calibration.rows}, {"cols", calibration.cols}};
     }

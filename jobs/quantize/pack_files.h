@@ -58,6 +58,8 @@ class PackFiles {
                 const nlohmann::ordered_json& config);
 
     const std::filesystem::path& out() const { return out_; }
+    const nlohmann::json& run() const { return run_; }
+    const std::filesystem::path& parts() const { return parts_; }  // goes with the pack's end
 
   private:
     std::filesystem::path part_file(const PlannedTask& task) const;

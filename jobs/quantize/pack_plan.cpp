@@ -179,11 +179,15 @@ int64_t PlannedTask::weights() const {
     return sum;
 }
 
+int64_t PlannedUnit::weights() const {
+    int64_t sum = 0;
+    for (const PlannedTask& task : tasks) sum += task.weights();
+    return sum;
+}
+
 int64_t PackPlan::weights() const {
     int64_t sum = 0;
-    for (const PlannedUnit& unit : units) {
-        for (const PlannedTask& task : unit.tasks) sum += task.weights();
-    }
+    for (const PlannedUnit& unit : units) sum += unit.weights();
     return sum;
 }
 

@@ -39,6 +39,7 @@ struct PlannedUnit {
     std::string file;                    // "model-00003-of-00019.safetensors"
     std::vector<const Tensor*> tensors;  // of the source
     std::vector<PlannedTask> tasks;
+    int64_t weights() const;  // that are quantized
 };
 
 struct PackPlan {

@@ -85,8 +85,8 @@ std::string report_table(const Checkpoint& pack, const std::vector<MatrixRecord>
     return table.text(0);
 }
 
-nlohmann::ordered_json report_json(const Checkpoint& pack,
-                                   const std::vector<MatrixRecord>& records) {
+nlohmann::ordered_json report_json(const Checkpoint& pack, const std::vector<MatrixRecord>& records,
+                                   const std::vector<BitGroup>& groups) {
     nlohmann::ordered_json classes;
     for (const auto& [kind, totals] : by_class(pack, records)) {
         classes[kind] = {{"matrices", totals.matrices},
@@ -101,7 +101,10 @@ nlohmann::ordered_json report_json(const Checkpoint& pack,
     }
     nlohmann::json matrices = nlohmann::json::array();
     for (const MatrixRecord& record : records) matrices.push_back(as_json(record));
-    return {{"pack", pack.folder().string()}, {"classes", classes}, {"matrices", matrices}};
+    nlohmann::ordered_json report = {{"pack", pack.folder().string()}, {"classes", classes}};
+    if (!groups.empty()) report["bits"] = as_json(groups);
+    report["matrices"] = matrices;
+    return report;
 }
 
 }  // namespace quadrille

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/quantize/quantize.h"
 
+#include "io/files.h"
 #include "io/output.h"
+#include "io/text/json.h"
 #include "io/text/tokenizer.h"
 #include "jobs/common/model_session.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
+#include "jobs/quantize/bit_groups.h"
+#include "jobs/quantize/bit_probe.h"
 #include "jobs/quantize/pack_config.h"
 #include "jobs/quantize/pack_files.h"
+#include "jobs/quantize/pack_maker.h"
 #include "jobs/quantize/pack_plan.h"
+#include "jobs/quantize/pack_progress.h"
 #include "jobs/quantize/pack_report.h"
 #include "jobs/quantize/task_quantizer.h"
 #include "jobs/quantize/unit_inputs.h"
@@ -17,7 +23,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
+#include <filesystem>
+#include <list>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -27,15 +34,16 @@
 namespace quadrille {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr int64_t kBlock = 64;                  // calibration records broadcast at once
-constexpr std::chrono::seconds kTellEvery{10};  // within a unit
+constexpr int64_t kBlock = 64;              // calibration records broadcast at once
+constexpr const char* kBits = "bits.json";  // in the folder of parts: what --bpw came to
+constexpr int64_t kMostBytes = 1 << 20;     // of it
 
 class QuantizeJob {
   public:
     QuantizeJob(const QuantizeJobOptions& options, const RankStart& start)
-        : options_(options), session_(options_, start) {}
+        : options_(options),
+          session_(options_, start),
+          progress_(session_.log(), start.session.rank() == 0) {}
     int run();
 
   private:
@@ -47,11 +55,11 @@ class QuantizeJob {
     void share_calibration();
     void open_output();
     void quantize_all();
-    void quantize_unit(const PlannedUnit& unit);
-    void tell(const PlannedUnit& unit, int64_t weights, bool always);
+    void choose_bits(const PackMaker& maker);
+    std::vector<BitGroup> measure_groups(const PackMaker& maker);
     void finish();
 
-    const QuantizeJobOptions& options_;
+    QuantizeJobOptions options_;
     mutable ModelSession session_;
     std::optional<PackPlan> plan_;
     std::optional<PackFiles> files_;
@@ -61,10 +69,8 @@ class QuantizeJob {
     int32_t threads_ = 1;
     std::optional<CalibrationRows> rows_;
     std::optional<CalibrationModel> model_;
-    Clock::time_point begin_ = Clock::now();
-    Clock::time_point told_ = Clock::now();
-    int64_t done_ = 0;   // weights of finished units
-    int64_t found_ = 0;  // of those, finished by earlier starts
+    PackProgress progress_;
+    std::vector<BitGroup> groups_;  // of --bpw
 };
 
 int QuantizeJob::run() {
@@ -152,6 +158,7 @@ void QuantizeJob::open_output() {
                           {"shared_bits", bits(WeightClass::shared)},
                           {"mlp_bits", bits(WeightClass::mlp)},
                           {"head_bits", bits(WeightClass::head)},
+                          {"bpw", options_.bpw},
                           {"codebook", name(options_.codebook)},
                           {"calibration", calibration_digest_},
                           {"seed", options_.seed},
@@ -192,71 +199,68 @@ void QuantizeJob::quantize_all() {
                                     .config = config,
                                     .prefix = plan_->prefix,
                                     .rows = rows_ ? &*rows_ : nullptr});
-    for (const PlannedUnit& unit : plan_->units) {
-        std::optional<Checkpoint> file = files_->finished(unit);
-        // One look for all: a file that comes while others look is none.
-        const bool found = session_.world().max_host(file ? 0 : 1) == 0;
-        if (!found) {
-            quantize_unit(unit);
-            file = files_->finished(unit);
-            if (!file) {
-                throw Error(ErrorKind::io,
-                            fmt::format("{}: not seen by this rank, or damaged: --out must lie "
-                                        "where all ranks write",
-                                        (files_->out() / unit.file).string()));
-            }
-        }
-        int64_t weights = 0;
-        for (const PlannedTask& task : unit.tasks) weights += task.weights();
-        done_ += weights;
-        if (found) found_ += weights;
-        pass_unit(*model_, *file, unit);
-        tell(unit, 0, !unit.tasks.empty());
-    }
-}
-
-// Collective. Tasks are dealt out in turn, whatever earlier starts have done of them.
-void QuantizeJob::quantize_unit(const PlannedUnit& unit) {
-    std::vector<const PlannedTask*> own;
-    const auto ranks = static_cast<size_t>(session_.world().size());
-    for (size_t i = static_cast<size_t>(session_.world().rank()); i < unit.tasks.size();
-         i += ranks) {
-        if (!files_->has_part(unit.tasks[i])) own.push_back(&unit.tasks[i]);
-    }
     const TaskQuantizer quantizer(
         source(), *encoder_,
         {.codebook = options_.codebook, .seed = options_.seed, .threads = threads_});
-    if (!own.empty()) {
-        UnitInputs inputs(*model_, source(), unit, own);
-        int64_t weights = 0;
-        for (const PlannedTask* task : own) {
-            files_->commit(*task, quantizer.run(*task, inputs.of(*task)));
-            weights += task->weights() * static_cast<int64_t>(ranks);
-            tell(unit, weights, false);
-        }
+    const PackMaker maker(session_.world(), source(), quantizer, progress_);
+    progress_.expect(plan_->weights());
+    if (options_.bpw > 0) choose_bits(maker);
+    for (const PlannedUnit& unit : plan_->units) {
+        const Checkpoint file = maker.make(unit, *files_, *model_);
+        pass_unit(*model_, file, unit);
     }
-    session_.world().barrier();
-    if (leads()) files_->assemble(unit, source());
-    session_.world().barrier();
 }
 
-// `weights`: of the unit that are done, about.
-void QuantizeJob::tell(const PlannedUnit& unit, int64_t weights, bool always) {
-    const Clock::time_point now = Clock::now();
-    if (!leads() || (!always && now - told_ < kTellEvery)) return;
-    told_ = now;
-    const auto all = static_cast<double>(std::max<int64_t>(plan_->weights(), 1));
-    const double done = std::min(static_cast<double>(done_ + weights), all);
-    const double fresh = done - static_cast<double>(found_);
-    std::string left;
-    if (fresh > 0 && done < all) {
-        const std::chrono::duration<double> spent = now - begin_;
-        left = fmt::format(", {} left",
-                           format_duration(std::chrono::duration_cast<std::chrono::seconds>(
-                               spent * ((all - done) / fresh))));
+// Plans again with the bits that each layer's classes get.
+void QuantizeJob::choose_bits(const PackMaker& maker) {
+    Communicator& world = session_.world();
+    const std::filesystem::path kept = files_->parts() / kBits;
+    std::error_code code;
+    if (world.max_host(std::filesystem::exists(kept, code) ? 0 : 1) == 0) {
+        groups_ = as_groups(read_json(kept, kMostBytes), kept.string());
+    } else {
+        groups_ = measure_groups(maker);
+        allocate_bits(groups_, options_.bpw);
+        if (leads()) write_durably(kept, as_json(groups_).dump(1) + "\n");
+        world.barrier();
     }
-    session_.log().notice(
-        fmt::format("{}: {:.1f} % of the weights{}", unit.file, 100 * done / all, left));
+    for (const BitGroup& group : groups_) {
+        options_.chosen_bits[{group.layer, group.kind}] = group.bits;
+    }
+    plan_ = plan_pack(source(), session_.models().config(), options_);
+    if (leads()) session_.log().notice("bits by layer\n" + group_table(groups_));
+}
+
+// Routed experts in one pack and the rest in another: two classes of a layer share a file.
+std::vector<BitGroup> QuantizeJob::measure_groups(const PackMaker& maker) {
+    std::list<PackPlan> plans;
+    std::list<PackFiles> files;
+    std::vector<ProbedPack> packs;
+    for (const bool routed : {true, false}) {
+        QuantizeJobOptions some = options_;
+        if (!routed) some.routed_bits = 0;
+        if (routed) some.dense_bits = some.attention_bits = some.shared_bits = some.mlp_bits = 0;
+        if (routed) some.head_bits = 16;
+        PackPlan plan = plan_pack(source(), session_.models().config(), some);
+        for (PlannedUnit& unit : plan.units) {
+            if (unit.kind == UnitKind::mtp) unit.tasks.clear();
+        }
+        if (plan.weights() == 0) continue;
+        progress_.expect(plan.weights());
+        nlohmann::json run = files_->run();
+        run["measured"] = routed ? "routed" : "others";
+        const std::string name = fmt::format("measured-{}", routed ? "routed" : "others");
+        plans.push_back(std::move(plan));
+        files.emplace_back(files_->parts() / name, std::move(run), options_.locking);
+        if (leads()) files.back().open_as_leader(plans.back().bytes());
+        session_.world().barrier();
+        if (!leads()) files.back().open_as_member();
+        packs.push_back({plans.back(), files.back()});
+    }
+    CalibrationRows::Sequences sequences;
+    for (const Prompt& prompt : calibration_) sequences.push_back(prompt.tokens);
+    BitProbe probe(session_.world(), *model_, source(), BitProbe::choose(sequences), threads_);
+    return probe.measure(plan_->units, packs, maker);
 }
 
 void QuantizeJob::finish() {
@@ -271,7 +275,7 @@ void QuantizeJob::finish() {
     const std::vector<MatrixRecord> records = read_records(pack);
     show(stdout, report_table(pack, records));
     if (!options_.report.empty()) {
-        replace_file(options_.report, report_json(pack, records).dump(2) + "\n");
+        replace_file(options_.report, report_json(pack, records, groups_).dump(2) + "\n");
     }
 }
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <string_view>
 #include <vector>
 
@@ -61,6 +62,44 @@ void parse_layer_bits(const std::vector<std::string>& entries, QuantizeJobOption
     }
 }
 
+void add_bit_flags(CLI::App& app, QuantizeJobOptions& options) {
+    add_number(app, "--routed-bits", options.routed_bits, 1, kMostBits, "bits of routed experts");
+    app.add_option_function<std::vector<std::string>>(
+           "--layer-bits",
+           [&options](const std::vector<std::string>& entries) {
+               parse_layer_bits(entries, options);
+           },
+           "routed bits of single layers, as 24:3,27:3")
+        ->delimiter(',')
+        ->option_text("L:N,...");
+    add_bits(app, "--dense", options.dense_bits, "bits of attention, shared and dense MLPs [none]");
+    add_bits(app, "--attention-bits", options.attention_bits, "bits of attention [--dense]");
+    add_bits(app, "--shared-bits", options.shared_bits, "bits of shared experts [--dense]");
+    add_bits(app, "--mlp-bits", options.mlp_bits, "bits of dense MLPs [--dense]");
+    app.add_option("--head-bits", options.head_bits, "bits of the head, 16: as it is [16]")
+        ->check(CLI::Validator(
+            [](const std::string& text) -> std::string {
+                if (text == "16" || number_in(text, 1, kMostBits) > 0) return {};
+                return fmt::format("--head-bits: expected 1 to {} or 16, found {}", kMostBits,
+                                   text);
+            },
+            "BITS"))
+        ->option_text("N");
+    app.add_option("--bpw", options.bpw, "mean bits, more where the output needs them")
+        ->check(CLI::Validator(
+            [](const std::string& text) -> std::string {
+                double value = 0;
+                const auto [end, error] =
+                    std::from_chars(text.data(), text.data() + text.size(), value);
+                const bool whole = error == std::errc() && end == text.data() + text.size();
+                if (whole && value >= 1 && value <= double{kMostBits}) return {};
+                return fmt::format("--bpw: expected a number from 1 to {}, found {}", kMostBits,
+                                   text);
+            },
+            "BITS"))
+        ->option_text("X");
+}
+
 }  // namespace
 
 const char* name(WeightClass kind) {
@@ -70,6 +109,8 @@ const char* name(WeightClass kind) {
 }
 
 int64_t QuantizeJobOptions::bits(WeightClass kind, int64_t layer) const {
+    const auto chosen = chosen_bits.find({layer, kind});
+    if (chosen != chosen_bits.end()) return chosen->second;
     const auto own = [&](int64_t given) { return given >= 0 ? given : dense_bits; };
     switch (kind) {
         case WeightClass::routed: {
@@ -98,28 +139,7 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
              "DIR");
     add_text(app, "--out", options.out, "a folder", "pack to write; an unfinished one goes on",
              "DIR");
-    add_number(app, "--routed-bits", options.routed_bits, 1, kMostBits, "bits of routed experts");
-    app.add_option_function<std::vector<std::string>>(
-           "--layer-bits",
-           [&options](const std::vector<std::string>& entries) {
-               parse_layer_bits(entries, options);
-           },
-           "routed bits of single layers, as 24:3,27:3")
-        ->delimiter(',')
-        ->option_text("L:N,...");
-    add_bits(app, "--dense", options.dense_bits, "bits of attention, shared and dense MLPs [none]");
-    add_bits(app, "--attention-bits", options.attention_bits, "bits of attention [--dense]");
-    add_bits(app, "--shared-bits", options.shared_bits, "bits of shared experts [--dense]");
-    add_bits(app, "--mlp-bits", options.mlp_bits, "bits of dense MLPs [--dense]");
-    app.add_option("--head-bits", options.head_bits, "bits of the head, 16: as it is [16]")
-        ->check(CLI::Validator(
-            [](const std::string& text) -> std::string {
-                if (text == "16" || number_in(text, 1, kMostBits) > 0) return {};
-                return fmt::format("--head-bits: expected 1 to {} or 16, found {}", kMostBits,
-                                   text);
-            },
-            "BITS"))
-        ->option_text("N");
+    add_bit_flags(app, options);
     app.add_option_function<std::string>(
            "--codebook",
            [&options](const std::string& text) {
@@ -149,6 +169,15 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
 void finish(QuantizeJobOptions& options, const Invocation& invocation) {
     need(!options.target.empty(), "--in", "a checkpoint folder");
     need(!options.out.empty(), "--out", "a folder");
+    if (options.bpw > 0) {
+        if (options.prompts.empty()) {
+            fail_usage("--bpw: expected --calibration, on which it measures, found none");
+        }
+        if (!options.layer_bits.empty()) {
+            fail_usage("--bpw and --layer-bits: expected one of them, both say a layer's bits");
+        }
+        if (options.routed_bits == 0) options.routed_bits = std::llround(options.bpw);
+    }
     need(options.routed_bits > 0, "--routed-bits", "1 to 8");
     options.max_batched_tokens = prefill_floor(options.max_batched_tokens);
     options.tp = 1;  // every rank runs the calibration by itself and quantizes its own matrices

@@ -11,11 +11,15 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace quadrille {
 
 // Matrices that get the same bits. Others are stored as they are.
 enum class WeightClass : uint8_t { routed, attention, shared, mlp, head };
+inline constexpr WeightClass kWeightClasses[] = {WeightClass::routed, WeightClass::attention,
+                                                 WeightClass::shared, WeightClass::mlp,
+                                                 WeightClass::head};
 const char* name(WeightClass kind);
 
 struct QuantizeJobOptions : ModelOptions, PromptSourceOptions {  // prompts: calibration rows
@@ -27,6 +31,9 @@ struct QuantizeJobOptions : ModelOptions, PromptSourceOptions {  // prompts: cal
     int64_t shared_bits = -1;
     int64_t mlp_bits = -1;
     int64_t head_bits = 16;  // 16: native
+    double bpw = 0;          // mean over all that is quantized; 0: bits are as given
+    // By layer (-1: the head), what --bpw came to; before all others.
+    std::map<std::pair<int64_t, WeightClass>, int64_t> chosen_bits;
     Codebook codebook = Codebook::mcg;
     uint64_t seed = 0;
     int64_t threads = 0;                  // of a rank; 0: its share of the host's

@@ -29,6 +29,15 @@ void download_rows(Backend& backend, std::vector<float>& host, View<const float>
     }
 }
 
+bool is_sublayer(const PlannedUnit& unit) {
+    return unit.kind == UnitKind::attention || unit.kind == UnitKind::ffn;
+}
+
+void forward(CalibrationRows& all, Sublayer& sublayer) {
+    all.update(
+        [&](View<float> streams, const Rows& rows, int64_t) { sublayer.forward(streams, rows); });
+}
+
 bool of_experts(const PlannedTask& task) {
     return task.kind == WeightClass::routed || task.kind == WeightClass::shared;
 }
@@ -41,7 +50,7 @@ UnitInputs::UnitInputs(const CalibrationModel& model, const Checkpoint& source,
     if (model_.rows == nullptr || own.empty()) return;
     if (unit.kind == UnitKind::head) {
         observe_head(source, *own.front());
-    } else if (unit.kind == UnitKind::attention || unit.kind == UnitKind::ffn) {
+    } else if (is_sublayer(unit)) {
         if (std::ranges::any_of(own, [](const PlannedTask* task) { return of_experts(*task); })) {
             moe_.emplace(model_.backend, source, place_of(model_, unit), *model_.rows);
         } else {
@@ -78,21 +87,31 @@ void UnitInputs::observe(const Checkpoint& source, const PlannedUnit& unit,
 }
 
 void UnitInputs::observe_head(const Checkpoint& source, const PlannedTask& task) {
+    const FinalRows final(model_, source);
     const int64_t hidden = model_.config.hidden_size;
-    WeightLoader loader(model_.backend, source);
-    const float* const norm = loader.vector(model_.prefix + "norm.weight", hidden);
-    loader.read();
-    const HyperParams params = hyper_params(model_.config);
-    const Array<float> mean(model_.backend, model_.rows->limits().max_rows, hidden);
     InputSum& sum = sums_.try_emplace(task.name, model_.backend, hidden).first->second;
     std::vector<float> host;
     model_.rows->look([&](View<float> streams, const Rows&, int64_t) {
-        const View<float> rows = mean.first(streams.rows);
-        model_.backend.stream_mean(rows, streams, params.streams);
-        model_.backend.rms_norm(rows, rows, norm, params.norm_eps);
+        const View<const float> rows = final.of(streams);
         download_rows(model_.backend, host, rows);
         sum.add({host.data(), rows.rows, hidden});
     });
+}
+
+FinalRows::FinalRows(const CalibrationModel& model, const Checkpoint& checkpoint)
+    : model_(model),
+      loader_(model.backend, checkpoint),
+      norm_(loader_.vector(model.prefix + "norm.weight", model.config.hidden_size)),
+      rows_(model.backend, model.rows->limits().max_rows, model.config.hidden_size) {
+    loader_.read();
+}
+
+View<const float> FinalRows::of(View<float> streams) const {
+    const HyperParams params = hyper_params(model_.config);
+    const View<float> rows = rows_.first(streams.rows);
+    model_.backend.stream_mean(rows, streams, params.streams);
+    model_.backend.rms_norm(rows, rows, norm_, params.norm_eps);
+    return rows;
 }
 
 std::vector<const InputSum*> UnitInputs::of(const PlannedTask& task) {
@@ -118,11 +137,20 @@ void pass_unit(const CalibrationModel& model, const Checkpoint& checkpoint,
                                            model.config.hidden_size);
         loader.read();
         model.rows->embed(table);
-    } else if (unit.kind == UnitKind::attention || unit.kind == UnitKind::ffn) {
+    } else if (is_sublayer(unit)) {
         Sublayer sublayer(model.backend, checkpoint, place_of(model, unit), model.rows->limits());
-        model.rows->update([&](View<float> streams, const Rows& rows, int64_t) {
-            sublayer.forward(streams, rows);
-        });
+        forward(*model.rows, sublayer);
+    }
+}
+
+void pass_unit(const CalibrationModel& model, const Checkpoint& checkpoint, const PlannedUnit& unit,
+               std::span<std::vector<float>> streams) {
+    if (!is_sublayer(unit)) return;
+    Sublayer sublayer(model.backend, checkpoint, place_of(model, unit), model.rows->limits());
+    for (std::vector<float>& own : streams) {
+        model.rows->swap_streams(own);
+        forward(*model.rows, sublayer);
+        model.rows->swap_streams(own);
     }
 }
 

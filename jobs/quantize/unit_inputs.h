@@ -8,9 +8,9 @@
 #include "runtime/calibration/input_sum.h"
 #include "runtime/calibration/moe_inputs.h"
 
-#include <list>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,5 +49,22 @@ class UnitInputs {
 // The rows go through the unit; `checkpoint` holds its tensors.
 void pass_unit(const CalibrationModel& model, const Checkpoint& checkpoint,
                const PlannedUnit& unit);
+// Not they but each of `streams` in their place; the unit is loaded once.
+void pass_unit(const CalibrationModel& model, const Checkpoint& checkpoint, const PlannedUnit& unit,
+               std::span<std::vector<float>> streams);
+
+// Streams behind the last layer to final rows.
+class FinalRows {
+  public:
+    FinalRows(const CalibrationModel& model, const Checkpoint& checkpoint);
+    // (rows, hidden) in backend memory, valid until the next call.
+    View<const float> of(View<float> streams) const;
+
+  private:
+    const CalibrationModel& model_;
+    WeightLoader loader_;
+    const float* norm_;
+    Array<float> rows_;
+};
 
 }  // namespace quadrille

@@ -76,6 +76,11 @@ void CalibrationRows::embed(const Matrix& table) {
     }
 }
 
+void CalibrationRows::swap_streams(std::vector<float>& other) {
+    require(other.size() == streams_.size(), "streams of the same rows");
+    streams_.swap(other);
+}
+
 void CalibrationRows::each_pass(const Visit& visit, bool keep) {
     int64_t first = 0;
     for (const auto& pass : passes_) {

@@ -37,6 +37,11 @@ class CalibrationRows {
     // The same; what `visit` writes to the streams is forgotten.
     void look(const Visit& visit) { each_pass(visit, false); }
 
+    // (rows, streams * hidden), where the rows stand: what update would go on from.
+    const std::vector<float>& streams() const { return streams_; }
+    // Other streams of the same rows take their place. `other`: of the same size.
+    void swap_streams(std::vector<float>& other);
+
   private:
     // Rows of a sequence in a pass.
     struct Piece {

@@ -118,28 +118,55 @@ def a_pack_tells_what_its_source_told(shop):
     expect(config["layer_bits"] == {"3": 8} and config["calibration"] == {"rows": 4, "cols": 200}, str(config))
 
 
-def a_killed_run_goes_on_to_the_same_files(shop):
+def killed_until_complete(shop, out, steps, **asked):
+    """Starts, each killed after some more files, until one completes `out`; how many were killed."""
     rng, kills = random.Random(3), 0
-    out = shop.path("pack")
     while not os.path.exists(out + "/config.json"):
         ranks = rng.choice([1, 2])
-        run = shop.quantize(out, ranks=ranks)
+        run = shop.quantize(out, ranks=ranks, **asked)
         wait_until(lambda: os.path.exists(out + ".parts/lock") or run.ended(), "the run begins")
-        files = len(os.listdir(out)) + len(os.listdir(out + ".parts")) if os.path.exists(out + ".parts") else 0
-        goal = files + rng.randint(1, 6)
-
-        def further():
-            try:
-                return len(os.listdir(out)) + len(os.listdir(out + ".parts")) >= goal or run.ended()
-            except FileNotFoundError:
-                return True
-        wait_until(further, "some files", pause=0.001)
+        goal = files_below(out) + rng.randint(*steps)
+        wait_until(lambda: files_below(out) >= goal or run.ended(), "some files", pause=0.001)
         time.sleep(rng.uniform(0, 0.05))
         victim = rng.choice(sorted(run.ranks(ranks).values()) or [run.process.pid])
         kills += run.kill(victim)
         expect(kills < 60, "60 kills, and no pack")
+    return kills
+
+
+def a_killed_run_goes_on_to_the_same_files(shop):
+    out = shop.path("pack")
+    kills = killed_until_complete(shop, out, (1, 3))
     expect(kills >= 3, f"{kills} kills only")
     shop.expect_equal(out)
+
+
+def bits_go_where_the_output_suffers(shop):
+    """--bpw: no more than these, others than the same for all, the same for any ranks, killed while it measures."""
+    asked = dict(bits=["--bpw", "2.5"], more=["--shared-bits", "4"])
+    whole, report = shop.path("pack"), shop.path("report.json")
+    run = shop.quantize(whole, bits=["--bpw", "2.5"], more=["--shared-bits", "4", "--report", report])
+    run.expect_code(0)
+    with open(report, encoding="utf-8") as file:
+        told = json.load(file)
+    size = sum(record["n"] * record["k"] for record in told["matrices"])
+    mean = sum(record["bits"] * record["n"] * record["k"] for record in told["matrices"]) / size
+    expect(2.3 < mean <= 2.5, f"{mean} bits on the mean")
+    groups = {(group["layer"], group["class"]): group for group in told["bits"]}
+    expect(sorted(groups) == [(layer, kind) for layer in (2, 3) for kind in ("routed experts", "shared experts")],
+           str(groups))
+    expect(all(group["kl"] > 0 for group in groups.values()), str(groups))
+    for record in told["matrices"]:
+        layer = int(re.search(r"layers\.(\d+)\.", record["module"]).group(1))
+        expect(record["bits"] == groups[layer, record["kind"]]["bits"], str(record))
+    out = shop.path("pack")
+    kills = killed_until_complete(shop, out, (3, 9), **asked)
+    expect(kills >= 2, f"{kills} kills only")
+    shop.expect_equal(out, whole)
+
+
+def files_below(out):
+    return sum(len(files) for folder in (out, out + ".parts") for _, _, files in os.walk(folder))
 
 
 def fp8_sources_are_read(shop):
@@ -240,6 +267,9 @@ def bad_requests_are_refused(shop):
         (dict(more=["--layer-bits", "2:9"]), 2, r"--layer-bits: expected LAYER:BITS with 1 to 8 bits, found 2:9"),
         (dict(bits=["--routed-bits", "9"]), 2, r"--routed-bits"),
         (dict(bits=[]), 2, r"--routed-bits"),
+        (dict(bits=["--bpw", "9"]), 2, r"--bpw: expected a number from 1 to 8, found 9"),
+        (dict(bits=["--bpw", "2"], calibration=False), 2, r"--bpw: expected --calibration"),
+        (dict(bits=["--bpw", "2"], more=["--layer-bits", "2:3"]), 2, r"--bpw and --layer-bits: expected one of them"),
         (dict(more=["--head-bits", "12"]), 2, r"--head-bits: expected 1 to 8 or 16, found 12"),
         (dict(calibration=False, more=["--calibration", shop.calibration(tokens=5000)]), 3,
          r"--calibration: expected rows without an error, found .*token"),
@@ -265,7 +295,7 @@ def bad_requests_are_refused(shop):
 def main():
     options = read_options()
     cases = [the_files_are_the_same_for_any_number_of_ranks, a_pack_tells_what_its_source_told,
-             a_killed_run_goes_on_to_the_same_files, fp8_sources_are_read, hostile_weights_are_named_or_borne,
+             a_killed_run_goes_on_to_the_same_files, bits_go_where_the_output_suffers, fp8_sources_are_read, hostile_weights_are_named_or_borne,
              activations_that_are_no_numbers_are_named, a_full_disk_loses_nothing, damaged_parts_are_made_again,
              bad_requests_are_refused]
     cases = [case for case in cases if options.only in case.__name__]

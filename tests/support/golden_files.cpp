@@ -7,7 +7,9 @@
 //   golden_files compare PACK FILE...    generations of these prompts: the tokens of every record
 //                                        are the golden ones up to the first gap between the two
 //                                        best logits that a GPU's tolerance may turn
-//   golden_files heldout HELDOUT.h5 KIND OUT.h5   the held-out texts of a kind as a prompts file
+//   golden_files heldout HELDOUT.h5 KIND OUT.h5   the held-out texts of a kind, or of `all`, as a
+//                                        prompts file
+//   golden_files calibration CORPUS.h5 OUT.h5     its calibration rows as a prompts file
 //   golden_files nll PACK KIND           the golden NLL of a token of those
 // Prints what differs; exit 1 if anything does.
 #include "io/h5/schema.h"
@@ -55,22 +57,41 @@ void write_prompts(const std::string& out, bool reversed) {
     writer.finish();
 }
 
+// Those that are not empty, with their places as ids.
+void write_texts(const std::vector<std::vector<int32_t>>& texts, const std::string& out) {
+    PromptColumns columns;
+    columns.text = false;
+    columns.id = PromptColumns::Id::integers;
+    PromptWriter writer(out, columns);
+    for (size_t i = 0; i < texts.size(); ++i) {
+        if (texts[i].empty()) continue;
+        PromptRecord record;
+        record.prompt = texts[i];
+        record.id = static_cast<int64_t>(i);
+        writer.add(std::move(record));
+    }
+    writer.finish();
+}
+
 void write_heldout(const std::string& in, const std::string& kind, const std::string& out) {
     const Golden heldout(in);
     auto texts = heldout.read_ragged<int32_t>("/tokens");
     const std::vector<std::string> kinds = heldout.read_strings("/kind");
-    PromptColumns columns;
-    columns.text = false;
-    columns.id = PromptColumns::Id::integers;
-    std::vector<PromptRecord> records(texts.size());
-    PromptWriter writer(out, columns);
     for (size_t i = 0; i < texts.size(); ++i) {
-        if (kinds.at(i) != kind) continue;
-        records[i].prompt = std::move(texts[i]);
-        records[i].id = static_cast<int64_t>(i);
-        writer.add(std::move(records[i]));
+        if (kind != "all" && kinds.at(i) != kind) texts[i].clear();
     }
-    writer.finish();
+    write_texts(texts, out);
+}
+
+void write_calibration(const std::string& in, const std::string& out) {
+    const auto rows = Golden(in).read<int32_t>("/calibration");
+    std::vector<std::vector<int32_t>> texts;
+    const int64_t length = rows.shape.at(1);
+    for (int64_t i = 0; i < rows.shape[0]; ++i) {
+        const auto first = rows.values.begin() + i * length;
+        texts.emplace_back(first, first + length);
+    }
+    write_texts(texts, out);
 }
 
 std::map<RecordId, Generation> by_id(const std::string& file) {
@@ -150,6 +171,10 @@ int main(int argc, char** argv) {
         }
         if (arguments.size() == 4 && arguments[0] == "heldout") {
             write_heldout(arguments[1], arguments[2], arguments[3]);
+            return 0;
+        }
+        if (arguments.size() == 3 && arguments[0] == "calibration") {
+            write_calibration(arguments[1], arguments[2]);
             return 0;
         }
         if (arguments.size() == 3 && arguments[0] == "nll") {
