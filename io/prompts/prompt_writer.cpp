@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace quadrille {
@@ -22,6 +23,8 @@ constexpr size_t kBatchRecords = 4096;
 constexpr int64_t kBatchBytes = 16 << 20;
 constexpr int64_t kChunkRows = 4096;
 constexpr int64_t kChunkTokens = 65536;
+constexpr int64_t kLeastChunk = 8;       // rows
+constexpr int64_t kTokensARecord = 128;  // that chunks of tokens are made for
 
 int64_t bytes_of(const PromptRecord& record) {
     if (const auto* text = std::get_if<std::string>(&record.prompt)) return std::ssize(*text);
@@ -68,41 +71,45 @@ void PromptWriter::discard() noexcept {
     std::filesystem::remove(partial_, ignored);
 }
 
+// A file of few records is small: a chunk takes its place on disk whole.
 void PromptWriter::create_columns() {
+    const int64_t expected = columns_.expected > 0 ? columns_.expected + 1 : kChunkRows;
+    const int64_t rows = std::clamp<int64_t>(expected, kLeastChunk, kChunkRows);
+    const int64_t tokens = std::min(rows * kTokensARecord, kChunkTokens);
     const auto create = [&](const std::string& name, Element element, int64_t chunk_rows) {
         datasets_.emplace(name, prompts_->create_extendable(name, element, {}, chunk_rows));
     };
     const auto create_list = [&](const std::string& name, const std::string& offsets,
                                  Element element, int64_t chunk_rows) {
         create(name, element, chunk_rows);
-        create(offsets, Element::i64, kChunkRows);
+        create(offsets, Element::i64, rows);
         const int64_t first = 0;
         column(offsets).append(std::span(&first, 1));
     };
     if (columns_.text) {
-        create("text", Element::string, kChunkRows);
+        create("text", Element::string, rows);
     } else {
-        create_list("tokens", "offsets", Element::i32, kChunkTokens);
+        create_list("tokens", "offsets", Element::i32, tokens);
     }
     if (columns_.id != PromptColumns::Id::none) {
         create("id", columns_.id == PromptColumns::Id::integers ? Element::i64 : Element::string,
-               kChunkRows);
+               rows);
     }
-    if (columns_.completion) create("completion", Element::u8, kChunkRows);
-    if (columns_.error) create("error", Element::string, kChunkRows);
+    if (columns_.completion) create("completion", Element::u8, rows);
+    if (columns_.error) create("error", Element::string, rows);
     for (const auto& option : options::kInts) {
-        if (columns_.options.contains(option.name)) create(option.name, Element::i64, kChunkRows);
+        if (columns_.options.contains(option.name)) create(option.name, Element::i64, rows);
     }
     for (const auto& option : options::kFloats) {
-        if (columns_.options.contains(option.name)) create(option.name, Element::f64, kChunkRows);
+        if (columns_.options.contains(option.name)) create(option.name, Element::f64, rows);
     }
     if (columns_.options.contains(options::kStopTokens)) {
         create_list(options::kStopTokens, options::offsets_name(options::kStopTokens), Element::i32,
-                    kChunkRows);
+                    rows);
     }
     if (columns_.options.contains(options::kStopText)) {
         create_list(options::kStopText, options::offsets_name(options::kStopText), Element::string,
-                    kChunkRows);
+                    rows);
     }
 }
 

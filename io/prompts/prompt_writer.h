@@ -47,6 +47,7 @@ struct PromptColumns {
     std::set<std::string> options;  // names of io/prompts/option_table.h
     bool completion = false;
     bool error = false;
+    int64_t expected = 0;  // records that will come, about: sizes of chunks; 0: nobody knows
 
     // Adds what `record` has beside prompt and id.
     void note(const PromptRecord& record);

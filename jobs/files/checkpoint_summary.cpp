@@ -4,6 +4,7 @@
 #include "io/checkpoint/exl3_module.h"
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/module_names.h"
+#include "io/text/json.h"
 #include "io/text/tokenizer.h"
 #include "jobs/common/table.h"
 #include "kernels/error.h"
@@ -11,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cctype>
@@ -19,6 +21,8 @@
 
 namespace quadrille {
 namespace {
+
+constexpr int64_t kMaxConfig = int64_t{16} << 20;  // bytes
 
 bool is_number(const std::string& part) {
     return !part.empty() && std::all_of(part.begin(), part.end(),
@@ -200,8 +204,17 @@ CheckpointSummary summarize(const Checkpoint& checkpoint, int64_t num_layers) {
     return summary;
 }
 
+// Files beside the weights that are there and cannot be used by any job.
+void check_side_files(const std::filesystem::path& folder) {
+    const std::filesystem::path config = folder / "config.json";
+    std::error_code ignored;
+    if (std::filesystem::exists(config, ignored)) read_json(config, kMaxConfig);
+    if (has_tokenizer(folder.string()) && text_supported()) make_tokenizer(folder.string());
+}
+
 std::string describe_checkpoint(const std::filesystem::path& folder) {
     const Checkpoint checkpoint(folder);
+    check_side_files(folder);
     int64_t num_layers = -1;
     const std::string config = describe_config(folder, num_layers);
     const CheckpointSummary summary = summarize(checkpoint, num_layers);

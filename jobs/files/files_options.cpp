@@ -44,7 +44,7 @@ void add_flags(CLI::App& app, UnpackOptions& options) {
                "jsonl, or openai: batch output lines [jsonl]");
     add_text(app, "--target", options.target, "a checkpoint folder",
              "checkpoint, for logprobs of openai (or EXL3_MODEL)", "DIR");
-    add_number(app, "--limit", options.limit, 1, kAny, "unpack the first N records only");
+    add_number(app, "--limit", options.limit, 1, kAny, "write the first N lines only");
     add_output_exists(app, options.output_exists);
 }
 

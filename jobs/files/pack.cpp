@@ -94,6 +94,7 @@ class Survey {
     bool is_mixed() const { return !first_text_.empty() && !first_tokens_.empty(); }
     PromptColumns columns() const {
         PromptColumns result = columns_;
+        result.expected = records_;
         result.text = first_tokens_.empty() && first_continuation_.empty();
         result.error = result.error || !first_continuation_.empty();  // found as they are joined
         if (records_ > 0 && first_without_id_.empty()) {

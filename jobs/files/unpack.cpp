@@ -157,10 +157,13 @@ class Formatter {
             lines_.write(encode(object));
             return;
         }
-        const bool same = !samples_.empty() && samples_.front().source == generation.source &&
-                          samples_.front().prompt_index == generation.prompt_index;
-        if (!same) end_prompt(reader);
+        if (begins_line(generation)) end_prompt(reader);
         samples_.push_back(std::move(generation));
+    }
+    // Samples of a prompt share a line of a batch output.
+    bool begins_line(const Generation& generation) const {
+        return !openai_ || samples_.empty() || samples_.front().source != generation.source ||
+               samples_.front().prompt_index != generation.prompt_index;
     }
     // After the last record of a prompt.
     void end_prompt(const GenerationReader& reader) {
@@ -260,14 +263,14 @@ int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) 
     int64_t left = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
     int64_t written = 0;
     for (const GenerationReader& reader : readers) {
-        for (int64_t first = 0; first < reader.record_count() && left > 0;) {
-            const int64_t count = std::min({kSlice, left, reader.record_count() - first});
+        for (int64_t first = 0; first < reader.record_count() && left >= 0; first += kSlice) {
+            const int64_t count = std::min(kSlice, reader.record_count() - first);
             for (Generation& generation : reader.read(first, count)) {
+                if (formatter.begins_line(generation)) --left;
+                if (left < 0) break;
                 formatter.add(std::move(generation), reader);
+                ++written;
             }
-            first += count;
-            left -= count;
-            written += count;
         }
         formatter.end_prompt(reader);
     }

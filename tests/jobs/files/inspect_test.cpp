@@ -4,6 +4,7 @@
 
 #include "io/h5/schema.h"
 #include "io/results/result_writer.h"
+#include "io/text/tokenizer.h"
 #include "jobs/common/table.h"
 #include "jobs/files/checkpoint_summary.h"
 #include "tests/support/expect_error.h"
@@ -14,6 +15,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <regex>
 #include <string>
 
@@ -199,6 +202,21 @@ TEST(Inspect, DescribesGenerationsAndParts) {
     EXPECT_NE(changed.find("NOT complete"), std::string::npos);
     expect_line(changed,
                 "statistics 1 records disagree; record 2: sum of histogram is 1, steps is 5");
+}
+
+TEST(Inspect, RefusesCheckpointsWhoseSideFilesAreBroken) {
+    const test::TempFolder folder;
+    const std::filesystem::path model = folder / "model";
+    std::filesystem::copy(test::data("models/demo-full-4bpw"), model);
+    for (const char* name : {"config.json", "tokenizer.json"}) {
+        const std::filesystem::path sound = folder / "sound";
+        std::filesystem::rename(model / name, sound);
+        std::ofstream(model / name) << R"({"a":)";
+        if (name == std::string("config.json") || text_supported()) {
+            expect_error(ErrorKind::input, {name}, [&] { describe_path(model, 5); });
+        }
+        std::filesystem::rename(sound, model / name);
+    }
 }
 
 TEST(Inspect, RefusesWhatItCannotRead) {

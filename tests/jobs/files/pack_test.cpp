@@ -31,6 +31,21 @@ TEST_F(Pack, WritesATextFileLineByLine) {
     EXPECT_TRUE(std::holds_alternative<std::monostate>(reader_->ids()));
 }
 
+TEST_F(Pack, AFileOfFewRecordsIsSmall) {
+    std::string text;
+    for (int i = 0; i < 12; ++i)
+        text += R"({"text": "some words", "top_k": 3})"
+                "\n";
+    packed("in.jsonl", text);
+    EXPECT_LT(std::filesystem::file_size(reader_->path()), 30000u);
+    text.clear();
+    for (int i = 0; i < 12; ++i)
+        text += R"({"tokens": [1, 2, 3], "stop_tokens": [4]})"
+                "\n";
+    packed("in.jsonl", text);
+    EXPECT_LT(std::filesystem::file_size(reader_->path()), 30000u);
+}
+
 TEST_F(Pack, WritesTokensWithEveryOption) {
     const auto prompts = packed(
         "in.jsonl",

@@ -171,6 +171,34 @@ TEST_F(UnpackTest, WritesBatchOutputLines) {
     EXPECT_EQ(json::parse(lines[1])["response"]["body"]["choices"][0]["finish_reason"], "length");
 }
 
+TEST_F(UnpackTest, ALimitCountsLinesWhateverTheySum) {
+    UnpackOptions o = options({(folder_ / "samples.h5").string()});
+    std::vector<RecordKey> keys;
+    for (int32_t i = 0; i < 9; ++i) keys.push_back({.prompt_index = i / 3, .sample = i % 3});
+    const Ids none;
+    ResultOptions result;
+    result.out = o.inputs[0];
+    result.layout.k = 2;
+    result.layout.text = true;
+    result.records = keys;
+    result.ids = {&none};
+    ResultWriter writer(result);
+    for (const RecordKey& key : keys) {
+        Generation generation = test::make_generation(key.prompt_index, 2, 2);
+        generation.sample = key.sample;
+        writer.add(generation);
+    }
+    writer.finish({});
+    o.format = "openai";
+    o.limit = 2;
+    EXPECT_EQ(run(o), 6);
+    EXPECT_EQ(lines_of(o.out).size(), 2u);
+    o.format = "jsonl";
+    o.output_exists = OutputExists::overwrite;
+    EXPECT_EQ(run(o), 2);
+    EXPECT_EQ(lines_of(o.out).size(), 2u);
+}
+
 TEST_F(UnpackTest, TellsOfBatchLinesWithTheSameId) {
     UnpackOptions o = options({make("a.h5", 3, ids_), make("b.h5", 3, ids_)});
     o.format = "openai";
