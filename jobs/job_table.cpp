@@ -13,6 +13,7 @@
 #include "jobs/probe/probe.h"
 #include "jobs/quantize/quantize.h"
 #include "jobs/score/score.h"
+#include "jobs/train/train.h"
 #include "jobs/verify/verify.h"
 
 namespace quadrille {
@@ -23,6 +24,7 @@ std::vector<JobRow> job_table() {
         on_ranks("bench", "Measure speed, next to what the machine could reach.", run_bench),
         on_ranks("capture", "Save what the target shows of prompts and its own text.", run_capture),
         on_ranks("probe", "Say what the rows of a capture tell of the next token.", run_probe),
+        on_ranks("train", "Train a drafter on a capture of its target.", run_train),
         alone("ab", "Compare drafters by the generations they helped to make.", run_ab),
         alone("compare", "Compare what runs made of the same prompts.", run_compare),
         on_ranks("eval", "Say how well a checkpoint predicts given texts.", run_eval),

@@ -38,17 +38,19 @@ USES = {
     "jobs/eval": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/ab": ["jobs/options", "jobs/common"],
     "jobs/probe": ["jobs/options", "jobs/common"],
+    "jobs/train": ["jobs/options", "jobs/common"],
     "jobs/capture": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
     "jobs/quantize": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/score": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
     "jobs/verify": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
-    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench", "jobs/quantize", "jobs/score", "jobs/verify"],
+    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/train", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench", "jobs/quantize", "jobs/score", "jobs/verify"],
     "drafter/train": ["drafter/dflash2"],  # the modules of a drafter
     "drafter": ["drafter/dflash2"],
 }
 # Files that put the rooms beside and below them together; they may use all of them.
 ASSEMBLE = [
     r"kernels/backend\.cpp",
+    r"kernels/make_train_ops\.h",
     r"kernels/trellis_encoder\.cpp",
     r"kernels/cuda/(cuda_backend|products|machine_rates|workspace|launch)\.\w+",
     r"jobs/common/provenance\.(h|cpp)",  # writes down the options of generate
