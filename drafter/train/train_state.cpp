@@ -68,6 +68,10 @@ int64_t load_state(const std::filesystem::path& folder, const std::string& run,
     return number;
 }
 
+bool has_state(const std::filesystem::path& folder) {
+    return std::filesystem::exists(folder / kFile);
+}
+
 void remove_state(const std::filesystem::path& folder) {
     std::error_code ignored;
     std::filesystem::remove(folder / kFile, ignored);

@@ -20,6 +20,7 @@ void save_state(const std::filesystem::path& folder, const std::string& run, int
 // The step that was saved, 0: none. Error{input}: the state of another run, or a damaged file.
 int64_t load_state(const std::filesystem::path& folder, const std::string& run,
                    const TrainValues& values);
+bool has_state(const std::filesystem::path& folder);
 void remove_state(const std::filesystem::path& folder);
 
 }  // namespace quadrille

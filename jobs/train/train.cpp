@@ -127,7 +127,9 @@ void TrainJob::check_out() const {
         }
     }
     if (fs::is_empty(out_)) return;
-    const bool own = fs::exists(out_ / "train.tsv") || fs::exists(out_ / "train.state.safetensors");
+    // A state beside a drafter is of a run that replaces it, or that ended as it had written it.
+    if (has_state(out_)) return;
+    const bool own = fs::exists(out_ / "train.tsv");
     const bool complete = fs::exists(out_ / "model.safetensors");
     if (own && (!complete || options_.overwrite)) return;
     throw Error(ErrorKind::usage, fmt::format("--out {}: {}", out_.string(),
@@ -148,8 +150,7 @@ void TrainJob::make_trainer() {
 }
 
 void TrainJob::load_values() {
-    const bool complete = std::filesystem::exists(out_ / "model.safetensors");
-    if (!complete) done_ = load_state(out_, run_, values());
+    done_ = load_state(out_, run_, values());
 }
 
 std::string TrainJob::run_name() const {
