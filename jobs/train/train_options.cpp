@@ -44,7 +44,7 @@ void add_losses(CLI::App& app, LossOptions& loss) {
     add_real(app, "--anchor", loss.anchor, kMost, "weight: anchor KL [0.5]", group);
     add_real(app, "--hidden", loss.hidden, kMost, "weight: 1 - cosine of final rows [0.1]", group);
     add_choice(app, "--anchor-reading", {"first-slot", "drafter"},
-               "anchor KL: of the first slot, or to the drafter at start [first-slot]", group,
+               "anchor KL: first slot or drafter at start", group,
                [&loss](size_t i) { loss.reading = static_cast<AnchorLoss>(i); });
     add_choice(app, "--decay", {"power", "exponential", "dpace"},
                "of weights along the block [power]", group,
