@@ -22,9 +22,13 @@ Stop StopPlan::wish(Clock::time_point now) const {
 
 Stop StopPlan::agree(Communicator& comm, Stop heard, Clock::time_point now) {
     const Stop own = std::max(wish(now), heard);
-    const auto asked = static_cast<Stop>(comm.max_host(static_cast<int64_t>(own)));
+    const bool out_of_time = drain_at_ && now >= *drain_at_;
+    const bool signal = signals_.wish() != Stop::none || (heard != Stop::none && !out_of_time);
+    // The strongest wish of any rank; its last bit: somebody who has it was asked by a signal.
+    const int64_t strongest = comm.max_host(2 * static_cast<int64_t>(own) + (signal ? 1 : 0));
+    const auto asked = static_cast<Stop>(strongest / 2);
     if (agreed_ == Stop::none && asked != Stop::none) {
-        out_of_time_ = signals_.wish() == Stop::none && drain_at_ && now >= *drain_at_;
+        out_of_time_ = drain_at_ && strongest % 2 == 0;  // a rank's clock may be a little ahead
         end_at_ = end_at_ ? std::min(*end_at_, now + grace_) : now + grace_;
     }
     agreed_ = std::max(agreed_, asked);
