@@ -185,7 +185,7 @@ void Engine::prefill() {
     }
     const std::span<const Choice> choices = sampler_.draw(logits, draws_, history_);
     for (size_t i = 0; i < complete.size(); ++i) {
-        advance(*complete[i], {}, choices.subspan(i, 1));
+        stats_.first_tokens += advance(*complete[i], {}, choices.subspan(i, 1)).emitted;
     }
 }
 

@@ -57,6 +57,7 @@ struct EngineStats {
     int64_t decode_steps = 0;    // decode passes
     int64_t decode_records = 0;  // records of all decode passes
     int64_t emitted = 0;         // tokens of all records
+    int64_t first_tokens = 0;    // of those, tokens that prefill passes gave
     double prefill_seconds = 0;
     double decode_seconds = 0;
     // Parts of decode_seconds. Where a backend runs behind the host, time shows where the host
@@ -71,6 +72,7 @@ struct EngineStats {
     int64_t gaps = 0;
     double gap_seconds = 0;
 
+    int64_t decoded() const { return emitted - first_tokens; }
     EngineStats& operator+=(const EngineStats& other);
 };
 

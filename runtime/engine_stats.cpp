@@ -10,6 +10,7 @@ EngineStats& EngineStats::operator+=(const EngineStats& other) {
     decode_steps += other.decode_steps;
     decode_records += other.decode_records;
     emitted += other.emitted;
+    first_tokens += other.first_tokens;
     prefill_seconds += other.prefill_seconds;
     decode_seconds += other.decode_seconds;
     draft_seconds += other.draft_seconds;

@@ -33,6 +33,30 @@ h5::Attributes sampling(const GenerateOptions& options) {
             {"accept", std::string(coupled ? "coupled" : "rejection")}};
 }
 
+// Times are means of groups, which run side by side; counts are sums over them.
+void add_last_start(const RunFacts& facts, h5::Attributes& fields) {
+    const EngineStats& stats = facts.stats;
+    const auto add = [&](std::string_view name, h5::Value value) {
+        fields[fmt::format("{}{}", kLastStart, name)] = std::move(value);
+    };
+    const auto add_time = [&](std::string_view name, double seconds) {
+        add(name, seconds / static_cast<double>(facts.groups));
+    };
+    const double seconds = stats.decode_seconds / static_cast<double>(facts.groups);
+    fields["decode_rate"] = seconds > 0 ? static_cast<double>(stats.decoded()) / seconds : 0.0;
+    add("seconds", facts.seconds);
+    add_time("prefill_seconds", stats.prefill_seconds);
+    add_time("decode_seconds", stats.decode_seconds);
+    add_time("draft_seconds", stats.draft_seconds);
+    add_time("verify_seconds", stats.verify_seconds);
+    add_time("accept_seconds", stats.accept_seconds);
+    add_time("context_seconds", stats.context_seconds);
+    add("tokens_read", stats.prefill_tokens);
+    add("tokens_written", stats.emitted);
+    add("passes", stats.steps);
+    add("decode_passes", stats.decode_steps);
+}
+
 }  // namespace
 
 std::string utc_now() {
@@ -77,10 +101,10 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["draft"] = options.draft;
     fields["max_seqs"] = options.max_seqs;
     fields["max_batched_tokens"] = options.max_batched_tokens;
-    fields["graphs"] = int64_t{facts.graphs ? 1 : 0};
+    fields["graphs"] = int64_t{facts.stats.recorded_steps > 0 ? 1 : 0};
     fields["start"] = facts.start;
     fields["end"] = utc_now();
-    fields["decode_rate"] = facts.decode_rate;
+    add_last_start(facts, fields);
     fields["slurm_job"] = options.slurm_job;
     fields["restarts"] = facts.restarts;
     fields["records_computed"] = facts.records_computed;

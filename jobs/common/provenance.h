@@ -7,12 +7,17 @@
 #include "io/text/tokenizer.h"
 #include "jobs/generate/generate_options.h"
 #include "kernels/backend.h"
+#include "runtime/engine.h"
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace quadrille {
+
+// Begins the names of fields of /provenance that count and time the last start alone.
+inline constexpr std::string_view kLastStart = "last_start_";
 
 std::string utc_now();  // ISO 8601
 
@@ -29,8 +34,8 @@ struct RunFacts {
     std::vector<std::string> devices;    // of each rank
     std::string comm;                    // name of the communicator
     std::vector<std::string> libraries;  // of the backend and the communicator
-    bool graphs = false;                 // decode steps were replayed from recordings
-    double decode_rate = 0;              // tokens/s of the last start
+    double seconds = 0;                  // of the last start, from its begin to assembling
+    EngineStats stats = {};              // of the last start, the sum over groups
     int64_t groups = 1;                  // of ranks
     int64_t restarts = 0;
     int64_t records_computed = 0;

@@ -5,6 +5,7 @@
 #include "io/h5/trial.h"
 #include "io/results/generation_reader.h"
 #include "io/results/result_files.h"
+#include "jobs/common/provenance.h"
 #include "jobs/options/option_checks.h"
 #include "kernels/error.h"
 #include "runtime/log.h"
@@ -186,6 +187,7 @@ h5::Attributes common_provenance(const std::vector<ShardFile>& files,
                    (found == file.provenance.end() || found->second != field.second);
         });
     }
+    std::erase_if(fields, [](const auto& field) { return field.first.starts_with(kLastStart); });
     fields["shard"] = std::string("0/1");
     fields["merged_from"] = names;
     return fields;

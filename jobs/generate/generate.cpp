@@ -369,26 +369,26 @@ int GenerateJob::end(const EngineStats& stats, Stop stop) {
 
 void GenerateJob::finish(const EngineStats& stats) {
     session_.position().aside("assemble");
-    facts_.graphs = stats.recorded_steps > 0;
-    if (stats.decode_seconds > 0) {  // groups run side by side
-        facts_.decode_rate =
-            static_cast<double>(stats.emitted) * session_.group_count() / stats.decode_seconds;
-    }
+    const auto elapsed = [this] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    };
+    facts_.stats = stats;
+    facts_.seconds = elapsed();
     const ResultSummary totals = run_files_->finish(facts_);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
     if (options_.scores) {
         quadrille::show(
             stdout,
             fmt::format("{}: {} records, {} with an error; {} tokens scored, {:.1f} s\n",
-                        options_.out, totals.records, totals.errors, totals.tokens, seconds));
+                        options_.out, totals.records, totals.errors, totals.tokens, elapsed()));
         return;
     }
-    quadrille::show(
-        stdout, summary_table(
-                    totals, run_files_->resumed(),
-                    {.stats = stats, .groups = session_.group_count(), .k = k_, .seconds = seconds},
-                    options_.out));
+    quadrille::show(stdout, summary_table(totals, run_files_->resumed(),
+                                          {.stats = stats,
+                                           .groups = session_.group_count(),
+                                           .k = k_,
+                                           .seconds = elapsed(),
+                                           .restarts = shape_.start},
+                                          options_.out));
 }
 
 }  // namespace

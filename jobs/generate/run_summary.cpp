@@ -25,15 +25,19 @@ std::string summary_table(const ResultSummary& totals, const ResultSummary& earl
     line("records", fmt::format("{} ok, {} with an error{}", totals.records - totals.errors,
                                 totals.errors, before));
     line("tokens", fmt::format("{} read, {} written", stats.prefill_tokens, totals.tokens));
+    if (start.restarts > 0) {
+        line("figures", fmt::format("of the file: records, tokens written{}; of this start, which "
+                                    "wrote {} tokens: the others",
+                                    k > 0 ? ", accept length" : "", stats.emitted));
+    }
     line("time", fmt::format("{:.2f} s: prefill {:.2f} s, decode {:.2f} s{}", start.seconds,
                              prefill_seconds, decode_seconds,
                              several ? fmt::format(", means of {} groups", start.groups) : ""));
     line("prefill", fmt::format("{:.1f} tokens/s", ratio(stats.prefill_tokens, prefill_seconds)));
-    line("decode",
-         fmt::format("{:.1f} tokens/s; {} passes of {:.2f} ms, {:.1f} records each",
-                     ratio(totals.emitted - earlier.emitted, decode_seconds), stats.decode_steps,
-                     1e3 * ratio(stats.decode_seconds, stats.decode_steps),
-                     ratio(totals.steps - earlier.steps, stats.decode_steps)));
+    line("decode", fmt::format("{:.1f} tokens/s; {} passes of {:.2f} ms, {:.1f} records each",
+                               ratio(stats.decoded(), decode_seconds), stats.decode_steps,
+                               1e3 * ratio(stats.decode_seconds, stats.decode_steps),
+                               ratio(stats.decode_records, stats.decode_steps)));
     if (k > 0 && totals.steps > 0) {
         std::string positions;
         for (const int64_t count : totals.by_position) {

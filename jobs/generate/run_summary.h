@@ -16,6 +16,7 @@ struct StartSummary {
     int groups = 1;
     int32_t k = 0;  // 0 without a drafter
     double seconds = 0;
+    int64_t restarts = 0;  // starts before this one
 };
 
 // Several lines, ready to print. `totals`: of the whole file; `earlier`: of starts before this one.

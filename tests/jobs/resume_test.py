@@ -266,7 +266,10 @@ def samples_with_everything_on_are_the_same(shop):
     run.wait_computed(3)
     run.process.send_signal(signal.SIGUSR1)
     run.expect_code(75)
-    start(out).expect_code(0).expect_one("going on with .*: [0-9]+ of 12 records are done")
+    again = start(out).expect_code(0)
+    again.expect_one("going on with .*: [0-9]+ of 12 records are done")
+    said = again.text(again.stdout)
+    expect("of the file: records, tokens written, accept length; of this start" in said, said)
     expect(shop.same(whole, out) == (1, 12), "restarts and records computed")
 
 

@@ -32,6 +32,8 @@ def check_merge(runs, prompts, files):
     runs.same_file("merged shards are the file of one run", whole, merged)
     code, said = outcome(runs, "inspect", merged)
     runs.check("inspect reads a merged file", code == 0, said)
+    runs.check("a merged file has no figures of one start", "last_start_" not in said, said)
+    runs.check("a shard has them", "last_start_decode_seconds" in outcome(runs, "inspect", files[0])[1], "")
     code, said = outcome(runs, "merge", *files, "--out", merged)
     runs.check("merge replaces nothing unasked", code == 2, said)
     code, said = outcome(runs, "merge", *files, "--out", merged, "--output-exists", "overwrite")
