@@ -10,6 +10,7 @@
 #include "jobs/files/merge.h"
 #include "jobs/files/pack.h"
 #include "jobs/files/unpack.h"
+#include "jobs/plan/plan.h"
 #include "jobs/probe/probe.h"
 #include "jobs/quantize/quantize.h"
 #include "jobs/score/score.h"
@@ -21,6 +22,7 @@ namespace quadrille {
 std::vector<JobRow> job_table() {
     return {
         on_ranks("generate", "Generate text for the prompts of HDF5 files.", run_generate_saving),
+        alone("plan", "Say what a run takes and whether it fits, before it is queued.", run_plan),
         on_ranks("bench", "Measure speed, next to what the machine could reach.", run_bench),
         on_ranks("capture", "Save what the target shows of prompts and its own text.", run_capture),
         on_ranks("probe", "Say what the rows of a capture tell of the next token.", run_probe),

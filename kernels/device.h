@@ -42,6 +42,8 @@ class Device {
 
     // True: its memory lies in the host's main memory, beside the pages of files.
     virtual bool shares_host_memory() const { return on_host(); }
+    // Bytes that allocate can still give; -1: not known.
+    virtual int64_t available() const { return -1; }
     // True: memory is only counted, nothing is read, moved or computed.
     virtual bool on_paper() const { return false; }
 

@@ -23,6 +23,7 @@ class ForwardBackend : public Backend {
     std::string device() const override { return inner_.device(); }
     std::vector<std::string> libraries() const override { return inner_.libraries(); }
     bool on_host() const override { return inner_.on_host(); }
+    int64_t available() const override { return inner_.available(); }
     bool shares_host_memory() const override { return inner_.shares_host_memory(); }
 
     void* allocate(int64_t bytes) override { return inner().allocate(bytes); }

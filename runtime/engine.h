@@ -42,7 +42,7 @@ struct EngineOptions {
     int32_t max_batched_tokens = 4096;  // rows of a prefill pass; a multiple of kPrefillGrid
     int32_t k = 0;                      // drafts verified per step at most
     int64_t known_tokens = 0;           // ids from here on are never chosen
-    std::vector<int32_t> eos;
+    std::vector<int32_t> eos{};
     uint64_t seed = 0;  // of the run, for records without a seed of their own
     AcceptRule accept = AcceptRule::coupled;
     const Tokenizer* tokenizer = nullptr;  // for stop strings; nullptr: they are record errors

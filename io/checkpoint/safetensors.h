@@ -90,7 +90,8 @@ class Checkpoint {
         return metadata_.at(file);
     }
     // Hex digest of every header and file size and of the first 4 KiB of each tensor: names a
-    // checkpoint in provenance and fingerprints. Not cryptographic; hundreds of GB are not read.
+    // checkpoint in provenance and fingerprints. Not cryptographic; hundreds of GB are not read, so
+    // a bit that changes further in is not seen (verify_weights reads everything).
     std::string digest() const;
 
   private:

@@ -99,6 +99,10 @@ void write_safetensors(const fs::path& path, std::vector<NewTensor> tensors,
     rename_durably(unfinished, path);
 }
 
+bool is_sealed(const Checkpoint& checkpoint, size_t file) {
+    return checkpoint.metadata(file).contains(kSeal);
+}
+
 bool seal_holds(const Checkpoint& checkpoint, size_t file) {
     const Metadata& metadata = checkpoint.metadata(file);
     const auto seal = metadata.find(kSeal);

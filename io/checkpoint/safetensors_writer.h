@@ -34,6 +34,8 @@ using Metadata = std::map<std::string, std::string>;
 void write_safetensors(const std::filesystem::path& path, std::vector<NewTensor> tensors,
                        const Metadata& metadata);
 
+// True: files()[file] carries such a seal.
+bool is_sealed(const Checkpoint& checkpoint, size_t file);
 // True: files()[file] carries the seal of write_safetensors and its data is as it was written.
 bool seal_holds(const Checkpoint& checkpoint, size_t file);
 

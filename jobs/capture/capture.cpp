@@ -33,6 +33,7 @@ namespace quadrille {
 
 namespace {
 
+constexpr int64_t kSlots = 16;        // sequences read at once, unasked
 constexpr int64_t kBlockPasses = 16;  // of full size, about, between two commits
 
 std::string not_a_capture(const std::filesystem::path& path) {
@@ -120,7 +121,8 @@ void CaptureJob::start_up() {
     });
     session_.world().broadcast_host(&shape_, sizeof shape_, 0);
     if (shape_.done == shape_.sequences) return;
-    const int64_t slots = std::min(options_.generate.max_seqs, shape_.sequences);
+    const int64_t asked = options_.generate.max_seqs;
+    const int64_t slots = std::min(asked > 0 ? asked : kSlots, shape_.sequences);
     session_.load(model_limits(slots, shape_.longest, models_.max_batched_tokens, 0),
                   session_.models().config().vocab_size, session_.model_comm(), layers_);
 }

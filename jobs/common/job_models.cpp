@@ -56,8 +56,13 @@ JobModels::JobModels(const ModelChoice& choice, int ranks, int rank,
     } else if (choice.draft != "none") {
         drafter_files_ = open_drafter(drafter, config(), ranks, rank);
     }
+    if (!choice.identified) return;
     identity_ =
         model_identity(checkpoint(), drafter_files_ ? &drafter_files_->checkpoint : nullptr);
+}
+
+MemoryPlan JobModels::plan(const RunPlan& run) const {
+    return plan_memory(config(), checkpoint(), drafter_files_ ? &*drafter_files_ : nullptr, run);
 }
 
 void JobModels::load(Backend& backend, Communicator& comm, Position& position,

@@ -8,6 +8,7 @@
 #include "io/checkpoint/model_config.h"
 #include "io/checkpoint/safetensors.h"
 #include "io/h5/h5.h"
+#include "jobs/common/memory_plan.h"
 #include "kernels/backend.h"
 #include "runtime/drafter.h"
 #include "runtime/model/target_model.h"
@@ -29,6 +30,7 @@ struct ModelChoice {
     int32_t k = 0;  // drafts per step at most
     // A model without files, with its drafter where k > 0: the folders are not looked at.
     std::optional<MadeChoice> made{};
+    bool identified = true;  // false: headers are enough, there is no identity()
 };
 
 // `slots` sequences of `capacity` tokens with blocks of up to k drafts. No pass is larger than all
@@ -62,6 +64,9 @@ class JobModels {
     const DraftConfig& draft_config() const { return drafter_files_->config; }
     const Checkpoint& draft_checkpoint() const { return drafter_files_->checkpoint; }
     const DraftPlan& draft_plan() const { return drafter_files_->plan; }
+
+    // What a run takes that has these models.
+    MemoryPlan plan(const RunPlan& run) const;
 
     // Error{input} for tensors. `known_tokens`: ids from here on are never drafted. `taps`:
     // layers that the target shows where there is no drafter. Not collective;

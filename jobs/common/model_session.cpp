@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/common/model_session.h"
 
+#include "io/checkpoint/verify.h"
 #include "jobs/common/model_identity.h"
 #include "jobs/common/version.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <vector>
@@ -106,8 +108,80 @@ void ModelSession::compare_surroundings() {
                 differing);
 }
 
+void ModelSession::verify_weights() {
+    agree("verification of weights", [&] {
+        const auto verify = [this](const Checkpoint& checkpoint) {
+            position_.about(checkpoint.folder());
+            quadrille::verify_weights(checkpoint, group().rank(), group().size(),
+                                      [&](int64_t done, int64_t total) {
+                                          position_.about(checkpoint.folder());
+                                          log_.loading(done, total);
+                                      });
+        };
+        verify(models_->checkpoint());
+        if (models_->drafts()) verify(models_->draft_checkpoint());
+    });
+}
+
+MemoryPlan ModelSession::make_plan(const ModelLimits& limits, const std::vector<int64_t>& taps) {
+    const Backend& device = backend();
+    const bool cuda = device.name() == "cuda";
+    RunPlan run{.backend = device.name(), .ranks = group().size(), .rank = group().rank()};
+    run.limits = limits;
+    run.nccl = model_comm().name() == "nccl";
+    run.recorded = cuda && !options_.eager && (run.ranks == 1 || run.nccl);
+    run.filtered = filtered_;
+    run.unified = device.shares_host_memory();
+    run.taps = taps;
+    return models_->plan(run);
+}
+
+const MemoryPlan& ModelSession::plan(const ModelLimits& limits, const std::vector<int64_t>& taps) {
+    if (!plan_ || plan_->limits != limits) plan_ = make_plan(limits, taps);
+    return *plan_;
+}
+
+// Ranks of a host share its memory, those of a device the device's.
+int64_t ModelSession::available() {
+    const int64_t bytes = backend().available();
+    if (bytes < 0 || backend().name() == "check") return -1;
+    const std::vector<std::string>& hosts = mpi().hosts();
+    const int64_t neighbours = std::ranges::count(hosts, mpi().host());
+    const bool own = backend().name() == "cuda" && !backend().shares_host_memory();
+    const int64_t gpus = std::max(gpu_count(), 1);
+    return bytes / (own ? (neighbours + gpus - 1) / gpus : neighbours);
+}
+
+int64_t ModelSession::fitting_slots(int64_t most,
+                                    const std::function<ModelLimits(int64_t slots)>& limits) {
+    const int64_t own = agree("memory", [&] {
+        return quadrille::fitting_slots(most, available(),
+                                        [&](int64_t slots) { return plan(limits(slots)); });
+    });
+    return std::max<int64_t>(-world().max_host(-own), 1);
+}
+
+void ModelSession::check_memory(const ModelLimits& limits, const std::vector<int64_t>& taps) {
+    agree("memory", [&] {
+        const MemoryPlan own = plan(limits, taps);
+        const int64_t bytes = available();
+        if (bytes < 0 || own.total() <= bytes) return;
+        const auto other = [&](int64_t slots, int64_t capacity) {
+            ModelLimits changed = limits;
+            changed.slots = static_cast<int32_t>(slots);
+            changed.capacity = capacity;
+            return make_plan(changed, taps);
+        };
+        throw Error(ErrorKind::device,
+                    fmt::format("memory: {} slots of {} tokens do not fit in {}; {}\n{}",
+                                limits.slots, limits.capacity, backend().device(),
+                                plan_advice(own, bytes, other), plan_table(own, bytes)));
+    });
+}
+
 void ModelSession::load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,
                         const std::vector<int64_t>& taps) {
+    check_memory(limits, taps);
     agree("weights", [&] {
         models_->load(backend(), comm, position_, limits, known_tokens, taps,
                       [this](int64_t done, int64_t total) { log_.loading(done, total); });

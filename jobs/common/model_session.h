@@ -6,6 +6,7 @@
 
 #include "jobs/common/backend_choice.h"
 #include "jobs/common/job_models.h"
+#include "jobs/common/memory_plan.h"
 #include "jobs/options/job.h"
 #include "jobs/options/model_options.h"
 #include "runtime/log.h"
@@ -52,8 +53,20 @@ class ModelSession {
     // What the folders of the models hold, for up to k drafts a step. Ranks that read other files
     // than each other are an Error{input} with a table.
     void read_checkpoint(int32_t k);
-    // `comm`: model_comm() or one around it. Ids from `known_tokens` on are never drafted.
-    // `taps`: as JobModels::load.
+    // Reads every byte of both models, each rank of a group its share (verify.h).
+    void verify_weights();
+    // What this rank takes with these limits, and what it can have; -1: not known.
+    const MemoryPlan& plan(const ModelLimits& limits, const std::vector<int64_t>& taps = {});
+    int64_t available();
+    // The draws of the run are `filtered` (RunPlan), as the plan is to know.
+    void plan_filtered(bool filtered) { filtered_ = filtered; }
+    // The most slots, up to `most`, with which a model of such limits fits on every rank; 1 where
+    // not even that does, which load refuses.
+    int64_t fitting_slots(int64_t most, const std::function<ModelLimits(int64_t slots)>& limits);
+    // Error{device} with the plan as a table where `limits` do not fit.
+    void check_memory(const ModelLimits& limits, const std::vector<int64_t>& taps = {});
+    // Checks the memory, then reads weights. `comm`: model_comm() or one around it. Ids from
+    // `known_tokens` on are never drafted. `taps`: as JobModels::load.
     void load(const ModelLimits& limits, int64_t known_tokens, Communicator& comm,
               const std::vector<int64_t>& taps = {});
 
@@ -81,6 +94,8 @@ class ModelSession {
     Position& position() { return position_; }
 
   private:
+    MemoryPlan make_plan(const ModelLimits& limits, const std::vector<int64_t>& taps);
+
     // Says where ranks differ in what changes no result.
     void compare_surroundings();
 
@@ -95,6 +110,8 @@ class ModelSession {
     std::optional<Watchdog> watchdog_;
     BackendChoice device_;
     std::optional<JobModels> models_;
+    std::optional<MemoryPlan> plan_;  // the last one made
+    bool filtered_ = false;
 };
 
 template <class Body>

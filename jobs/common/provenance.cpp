@@ -99,7 +99,7 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["comm"] = facts.comm;
     fields["target"] = options.target;
     fields["draft"] = options.draft;
-    fields["max_seqs"] = options.max_seqs;
+    fields["max_seqs"] = facts.max_seqs;
     fields["max_batched_tokens"] = options.max_batched_tokens;
     fields["graphs"] = int64_t{facts.stats.recorded_steps > 0 ? 1 : 0};
     fields["start"] = facts.start;

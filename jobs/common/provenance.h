@@ -36,6 +36,8 @@ struct RunFacts {
     std::vector<std::string> libraries;  // of the backend and the communicator
     double seconds = 0;                  // of the last start, from its begin to assembling
     EngineStats stats = {};              // of the last start, the sum over groups
+    int64_t max_seqs = 0;                // records at once
+    bool graphs = false;                 // decode steps were replayed from recordings
     int64_t groups = 1;                  // of ranks
     int64_t restarts = 0;
     int64_t records_computed = 0;

@@ -16,6 +16,7 @@
 #include "jobs/generate/leader_files.h"
 #include "jobs/generate/member_files.h"
 #include "jobs/generate/run_loop.h"
+#include "jobs/generate/run_plan.h"
 #include "jobs/generate/run_summary.h"
 #include "jobs/generate/stop_plan.h"
 #include "runtime/engine.h"
@@ -23,6 +24,7 @@
 #include "runtime/ranks/last_words.h"
 #include "runtime/record_runner.h"
 #include "runtime/scorer.h"
+#include "runtime/warm_up.h"
 
 #include <fmt/format.h>
 
@@ -58,8 +60,6 @@ class GenerateJob {
     void join_groups();
     void make_board();
     void load_model();
-    ModelLimits limits() const;
-    void show_plan();
     int skip() const;
     void check_launcher() const;
 
@@ -86,6 +86,8 @@ class GenerateJob {
     RunFacts facts_;
     int32_t k_;
     RunShape shape_;
+    ModelLimits limits_;
+    bool warm_ = false;                       // what runs are records of the run
     std::optional<LeaderFiles> run_files_;    // of the run's leader
     std::optional<MemberFiles> group_files_;  // of other groups' leaders
     RunFiles* files_ = nullptr;               // the one of them that is there
@@ -121,7 +123,9 @@ int GenerateJob::run() {
     session_.start_up([this] { start_up(); });
     if (shape_.skipped) return skip();
     if (options_.dry_run) {
-        if (session_.leads_run()) show_plan();
+        if (session_.leads_run()) {
+            quadrille::show(stdout, describe_plan(session_, limits_, shape_.records));
+        }
         return kSuccess;
     }
     return session_.guard(
@@ -137,7 +141,11 @@ void GenerateJob::start_up() {
     session_.read_checkpoint(k_);
     session_.agree("accept rule", [&] { check_accept_rule(); });
     open_files();
-    if (options_.dry_run || shape_.skipped || shape_.remaining == 0) return;
+    if (options_.verify_weights) session_.verify_weights();
+    if (shape_.skipped || (shape_.remaining == 0 && !options_.dry_run)) return;
+    limits_ = choose_limits(session_, options_, shape_, k_);
+    facts_.max_seqs = limits_.slots;
+    if (options_.dry_run) return session_.check_memory(limits_);
     if (several()) make_board();
     session_.agree("tokenizer", [&] {  // every rank looks for stop strings
         if (shape_.stop_text && !session_.leads()) tokenizer_ = make_tokenizer(options_.target);
@@ -230,27 +238,10 @@ void GenerateJob::check_launcher() const {
     }
 }
 
-ModelLimits GenerateJob::limits() const {
-    const int64_t slots =
-        std::clamp<int64_t>(options_.max_seqs, 1, std::max<int64_t>(shape_.records, 1));
-    return model_limits(slots, shape_.capacity, options_.max_batched_tokens, k_);
-}
-
 void GenerateJob::load_model() {
-    session_.load(limits(), shape_.known_tokens, session_.model_comm());
+    session_.load(limits_, shape_.known_tokens, session_.model_comm());
     const std::string skipped = session_.models().target().skipped_tensors();
     if (!skipped.empty()) session_.log().notice(fmt::format("skipped tensors: {}", skipped));
-}
-
-void GenerateJob::show_plan() {
-    const ModelLimits plan = limits();
-    const std::string groups =
-        several() ? fmt::format(" in {} groups", session_.group_count()) : std::string();
-    quadrille::show(
-        stdout,
-        fmt::format("{} records, {} ranks{}, {} slots of {} tokens, passes of up to {} rows\n",
-                    shape_.records, world_.size(), groups, plan.slots, plan.capacity,
-                    plan.max_rows));
 }
 
 // OUT is what this run would make.
@@ -303,13 +294,18 @@ std::unique_ptr<RecordRunner> GenerateJob::make_runner() {
         .accept = options_.accept,
         .tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
         .steps = options_.eager ? StepWay::in_parts : StepWay::recorded,
-        .on_running = [note](std::span<const Sequence> running) {
+        .on_running = [this, note](std::span<const Sequence> running) {
             std::vector<RecordKey> keys;
             for (const Sequence& sequence : running) keys.push_back(key_of(sequence.prompt));
-            note(std::span<const RecordKey>(keys));
+            if (warm_) note(std::span<const RecordKey>(keys));
         }};
-    return std::make_unique<Engine>(backend, session_.model_comm(), session_.position(), target,
-                                    session_.models().drafter(), options);
+    auto engine = std::make_unique<Engine>(backend, session_.model_comm(), session_.position(),
+                                           target, session_.models().drafter(), options);
+    if (backend.records()) {
+        warm_up(*engine, {limits_, options.max_batched_tokens, k_, options_.record});
+    }
+    warm_ = true;
+    return engine;
 }
 
 int GenerateJob::run_steps() {

@@ -79,7 +79,7 @@ void add_draws(CLI::App& app, GenerateOptions& options) {
 void add_running(CLI::App& app, GenerateOptions& options) {
     const std::string running = "Running";
     add_number(app, "--max-seqs", options.max_seqs, 1, 4096,
-               "records at once (or MAX_NUM_SEQS) [16]")
+               "records at once (or MAX_NUM_SEQS) [what fits, up to 256]")
         ->group(running);
     add_machine_flags(app, options,
                       {.tp = "ranks that share one model; more form groups [all]",
@@ -107,6 +107,8 @@ void add_running(CLI::App& app, GenerateOptions& options) {
     add_text(app, "--heartbeat", options.heartbeat, "a file",
              "progress as JSON, renewed every 10 s", "FILE")
         ->group(running);
+    app.add_flag("--verify-weights", options.verify_weights, "read and check every byte first")
+        ->group(running);
     app.add_flag("--dry-run", options.dry_run, "check everything, run nothing")->group(running);
 }
 
@@ -122,7 +124,19 @@ void add_flags(CLI::App& app, GenerateOptions& options) {
     add_running(app, options);
 }
 
+bool draws_filtered(const GenerateOptions& options) {
+    const RecordOptions& record = options.record;
+    return record.top_p < 1 || record.top_k > 0 || record.min_p > 0 || record.logprobs >= 0;
+}
+
 void finish(GenerateOptions& options, const Invocation& invocation) {
+    need(!options.prompts.empty() || !options.prompt_texts.empty() || options.target.empty(),
+         "--prompts", "at least one prompts file (or --prompt TEXT)");
+    need(!options.out.empty() || options.target.empty(), "--out", "an output file");
+    finish_planned(options, invocation);
+}
+
+void finish_planned(GenerateOptions& options, const Invocation& invocation) {
     options.slurm_job = value_of(invocation, kSlurmJob);
     const std::string locking = value_of(invocation, kLocking);
     if (locking == "FALSE" || locking == "0") options.locking = Locking::off;
@@ -133,9 +147,6 @@ void finish(GenerateOptions& options, const Invocation& invocation) {
         options.max_time = time_until(value_of(invocation, kSlurmEnd));
     }
     finish_model(options);
-    need(!options.prompts.empty() || !options.prompt_texts.empty(), "--prompts",
-         "at least one prompts file (or --prompt TEXT)");
-    need(!options.out.empty(), "--out", "an output file");
     check_drafts(options, options.k);
     if (!options.save_hidden.empty()) {
         need(options.draft != "none", "--save-hidden",

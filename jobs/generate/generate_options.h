@@ -14,6 +14,8 @@
 
 namespace quadrille {
 
+inline constexpr int64_t kMostSlots = 256;  // that are taken unasked
+
 struct GenerateOptions : ModelOptions, PromptSourceOptions {
     int64_t k = -1;   // drafts per step; -1: 2 with a drafter, else 0
     std::string out;  // generations.h5
@@ -25,7 +27,7 @@ struct GenerateOptions : ModelOptions, PromptSourceOptions {
     bool strict = false;         // a record error ends the job before it starts
     bool fail_on_error = false;  // exit kRecordErrors when a record has an error
 
-    int64_t max_seqs = 16;  // records at once
+    int64_t max_seqs = 0;  // records at once; 0: as many as fit, up to kMostSlots
     OutputExists output_exists = OutputExists::fail;
     int64_t max_time = 0;     // seconds the run may take, then it drains; 0: any
     int64_t grace = 20;       // seconds a drain may take
@@ -33,12 +35,17 @@ struct GenerateOptions : ModelOptions, PromptSourceOptions {
     std::string save_hidden;  // capture.h5 of what was generated; "": none
     std::string heartbeat;    // a JSON file with the progress; "": none
     Locking locking = Locking::required;
-    bool dry_run = false;      // check everything, run nothing, write nothing
-    std::string command_line;  // as given, for provenance
-    std::string slurm_job;     // "" outside Slurm
+    bool verify_weights = false;  // read and check all of both models first
+    bool dry_run = false;         // check everything, run nothing, write nothing
+    std::string command_line;     // as given, for provenance
+    std::string slurm_job;        // "" outside Slurm
 };
 
 void add_flags(CLI::App& app, GenerateOptions& options);
 void finish(GenerateOptions& options, const Invocation& invocation);
+// The same without what only a run needs: prompts and an output.
+void finish_planned(GenerateOptions& options, const Invocation& invocation);
+// True: draws need more of a row than its best token.
+bool draws_filtered(const GenerateOptions& options);
 
 }  // namespace quadrille

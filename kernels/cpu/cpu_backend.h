@@ -6,6 +6,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/paths.h"
 #include "kernels/cpu/sequence_paths.h"
+#include "kernels/host_memory.h"
 
 #include <array>
 #include <cstdint>
@@ -22,6 +23,7 @@ class CpuBackend final : public Backend {
     std::string name() const override { return "cpu"; }
     std::string device() const override;
     bool on_host() const override { return true; }
+    int64_t available() const override { return available_host_memory(); }
 
     void* allocate(int64_t bytes) override;
     void release(void* pointer) noexcept override;

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/machine_rates.h"
+#include "kernels/host_memory.h"
 
 #include <fmt/format.h>
 
@@ -137,6 +138,15 @@ void CudaBackend::fetch(void* host, const void* from, int64_t bytes) {
     if (bytes <= 0) return;
     CUDA_CHECK(cudaMemcpyAsync(host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
                                stream_.get()));
+}
+
+// Free memory of a device that shares the host's leaves out what pages of files could give back.
+int64_t CudaBackend::available() const {
+    if (shares_host_memory()) return available_host_memory();
+    size_t available = 0;
+    size_t total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return static_cast<int64_t>(available);
 }
 
 bool CudaBackend::shares_host_memory() const {

@@ -35,6 +35,7 @@ class CudaBackend final : public Backend {
     std::string device() const override { return device_name_; }
     std::vector<std::string> libraries() const override;
     bool shares_host_memory() const override;
+    int64_t available() const override;
 
     void* allocate(int64_t bytes) override;
     void release(void* pointer) noexcept override;

@@ -34,6 +34,7 @@ struct ModelLimits {
     int32_t max_block = 1;     // rows of the longest decode block that is verified (K_max + 1)
     int32_t replay_block = 1;  // rows of the longest one of tokens that are known
 
+    bool operator==(const ModelLimits&) const = default;
     int32_t longest_block() const { return max_block > replay_block ? max_block : replay_block; }
 };
 

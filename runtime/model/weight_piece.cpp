@@ -15,7 +15,6 @@ namespace quadrille {
 
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{16} << 20;  // read at once
 // Bytes between two pieces that are read along: a second read costs more.
 constexpr int64_t kGapBytes = int64_t{64} << 10;
 

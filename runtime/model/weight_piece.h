@@ -12,6 +12,8 @@
 
 namespace quadrille {
 
+inline constexpr int64_t kChunkBytes = int64_t{16} << 20;  // read at once
+
 enum class PieceKind : uint8_t {
     bits,    // as they are
     values,  // as they are; each must be finite

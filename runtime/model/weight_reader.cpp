@@ -24,6 +24,10 @@ namespace {
 constexpr int64_t kMostThreads = 8;
 constexpr int64_t kSlotsPerThread = 2;  // one is read while the other is copied
 
+int64_t most_threads() {
+    return std::clamp<int64_t>(std::thread::hardware_concurrency() / 2, 1, kMostThreads);
+}
+
 // Page-locked memory of a backend.
 class Pinned {
   public:
@@ -57,8 +61,7 @@ class Ring {
             slot_bytes_ = std::max(slot_bytes_, chunk.moved);
         }
         slot_bytes_ += raw_bytes_;
-        const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency() / 2, 1);
-        const int64_t threads = std::min({cores, kMostThreads, std::ssize(chunks)});
+        const int64_t threads = std::min(most_threads(), std::ssize(chunks));
         slots_ = std::min(threads * kSlotsPerThread, std::ssize(chunks));
         memory_.emplace(backend, slots_ * slot_bytes_);
         start(threads);
@@ -213,6 +216,10 @@ void WeightReader::add(WeightPiece piece) {
     }
     bytes_ += piece.rows * row_bytes(piece);
     pieces_.push_back(std::move(piece));
+}
+
+int64_t WeightReader::most_host_bytes() {
+    return most_threads() * kSlotsPerThread * 2 * kChunkBytes;
 }
 
 void WeightReader::read(Position* position, const LoadProgress& progress) {

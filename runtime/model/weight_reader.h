@@ -30,6 +30,8 @@ class WeightReader {
     // Bytes of tensors that `read` is going to place.
     int64_t bytes() const { return bytes_; }
 
+    // Host memory that `read` takes at most.
+    static int64_t most_host_bytes();
     // Places and forgets all pieces. Error{input} naming tensor and element of a value that is not
     // finite, Error{io} naming file, byte and tensor where reading fails; of several the first in
     // the order of the files. `position`, where there is one, is told which tensor is at hand.

@@ -41,6 +41,9 @@ class Communicator {
 };
 
 std::unique_ptr<Communicator> make_self_comm();
+// Rank `rank` of `ranks` of which there is only this one, for plans (PaperBackend): on host memory
+// all ranks have its values, an exchange of backend memory is an Error{internal}.
+std::unique_ptr<Communicator> make_paper_comm(int ranks, int rank, bool recordable);
 
 // The ranks of `host`, whose collectives work on host memory, over the memory of `backend`. Both
 // outlive it.

@@ -34,6 +34,7 @@ USES = {
     "jobs/files": ["jobs/options", "jobs/common"],
     "jobs/prompts": ["jobs/options", "jobs/common", "jobs/files"],
     "jobs/generate": ["jobs/options", "jobs/common", "jobs/prompts"],
+    "jobs/plan": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
     "jobs/bench": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/eval": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/ab": ["jobs/options", "jobs/common"],
@@ -43,7 +44,7 @@ USES = {
     "jobs/quantize": ["jobs/options", "jobs/common", "jobs/prompts"],
     "jobs/score": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
     "jobs/verify": ["jobs/options", "jobs/common", "jobs/prompts", "jobs/generate"],
-    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/train", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/bench", "jobs/quantize", "jobs/score", "jobs/verify"],
+    "jobs": ["jobs/ab", "jobs/eval", "jobs/probe", "jobs/train", "jobs/capture", "jobs/options", "jobs/common", "jobs/files", "jobs/prompts", "jobs/generate", "jobs/plan", "jobs/bench", "jobs/quantize", "jobs/score", "jobs/verify"],
     "drafter/train": ["drafter/dflash2"],  # the modules of a drafter
     "drafter": ["drafter/dflash2"],
 }

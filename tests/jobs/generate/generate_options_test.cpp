@@ -42,7 +42,7 @@ TEST(GenerateFlags, HaveTheDocumentedDefaults) {
     EXPECT_EQ(options.max_context, 0);
     EXPECT_EQ(options.seed, 0u);
     EXPECT_EQ(options.limit, 0);
-    EXPECT_EQ(options.max_seqs, 16);
+    EXPECT_EQ(options.max_seqs, 0);
     EXPECT_EQ(options.max_batched_tokens, 7168);
     EXPECT_EQ(options.tp, 0);
     EXPECT_EQ(options.backend, "auto");
@@ -141,7 +141,7 @@ TEST(GenerateFlags, EnvironmentFillsOptionsAndFlagsWin) {
 }
 
 TEST(GenerateFlags, EnvironmentOfNoUseIsLeftAlone) {
-    EXPECT_EQ(generate({}, {"MAX_NUM_SEQS=", "EXL3_MODEL="}).max_seqs, 16);
+    EXPECT_EQ(generate({}, {"MAX_NUM_SEQS=", "EXL3_MODEL="}).max_seqs, 0);
     EXPECT_EQ(generate({"--max-seqs", "2"}, {"MAX_NUM_SEQS=abc"}).max_seqs, 2);
     EXPECT_FALSE(generate({}, {"CUDA_GRAPHS=1"}).eager);
     EXPECT_NO_THROW(test::parse({"inspect", "f"}, {"MAX_NUM_SEQS=abc", "CUDA_GRAPHS=x"}));
