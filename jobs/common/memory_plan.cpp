@@ -20,9 +20,11 @@ namespace quadrille {
 
 namespace {
 
-constexpr int64_t kGraphBytes = int64_t{96} << 10;  // of a layer in a graph, measured on an H200
-// NCCL's buffers and kernels for 2 or 4 ranks: an allowance.
+// Allowances, not measured one by one: a layer in a graph, NCCL's buffers and kernels for 2 or 4
+// ranks, and a share of everything for kernels' code and what an allocator rounds up.
+constexpr int64_t kGraphBytes = int64_t{96} << 10;
 constexpr int64_t kNcclBytes = int64_t{512} << 20;
+constexpr int64_t kSpareShare = 50;
 
 // Sizes of decode steps that are recorded.
 int64_t buckets(int32_t slots) {
@@ -94,10 +96,18 @@ bool fits(const MemoryPlan& plan, int64_t available) {
 
 }  // namespace
 
-int64_t MemoryPlan::total() const {
+int64_t MemoryPlan::known() const {
     int64_t sum = std::max(scratch, loading) + graphs + nccl + host;
     for (const auto& [memory, bytes] : held) sum += bytes;
     return sum;
+}
+
+int64_t MemoryPlan::spare() const {
+    return known() / kSpareShare;
+}
+
+int64_t MemoryPlan::total() const {
+    return known() + spare();
 }
 
 std::vector<std::pair<std::string, int64_t>> MemoryPlan::classes() const {
@@ -108,6 +118,7 @@ std::vector<std::pair<std::string, int64_t>> MemoryPlan::classes() const {
     rows.emplace_back("CUDA graphs", graphs);
     rows.emplace_back("NCCL", nccl);
     rows.emplace_back("page-locked", host);
+    rows.emplace_back("spare", spare());
     std::erase_if(rows, [](const auto& row) { return row.second == 0; });
     return rows;
 }

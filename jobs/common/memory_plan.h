@@ -40,6 +40,8 @@ struct MemoryPlan {
     int64_t host = 0;     // page-locked; where it is the device's memory too
     int64_t loading = 0;  // the same while weights are read
 
+    int64_t known() const;
+    int64_t spare() const;  // what is not known one by one: 2 % of what is
     int64_t total() const;
     // Title and bytes of each class that there is.
     std::vector<std::pair<std::string, int64_t>> classes() const;

@@ -79,7 +79,7 @@ void add_draws(CLI::App& app, GenerateOptions& options) {
 void add_running(CLI::App& app, GenerateOptions& options) {
     const std::string running = "Running";
     add_number(app, "--max-seqs", options.max_seqs, 1, 4096,
-               "records at once (or MAX_NUM_SEQS) [what fits, up to 256]")
+               "at once (or MAX_NUM_SEQS) [what fits, up to 256]")
         ->group(running);
     add_machine_flags(app, options,
                       {.tp = "ranks that share one model; more form groups [all]",

@@ -52,7 +52,7 @@ void* Workspace::take(int64_t bytes) {
     }
     if (block_ == blocks_.size()) {
         require_free_stream();
-        blocks_.emplace_back(std::max({bytes, this->bytes(), kSmallest}));
+        blocks_.emplace_back(std::max(bytes, kSmallest));
         used_ = 0;
     }
     auto* memory = static_cast<unsigned char*>(blocks_[block_].data()) + used_;
@@ -76,7 +76,8 @@ void* Workspace::grown(DeviceBuffer& array, int64_t bytes, int fill) {
     if (bytes > array.bytes()) {
         require_free_stream();
         if (keeps_) old_arrays_.push_back(std::move(array));
-        array = DeviceBuffer(std::max(2 * round_up(bytes), kSmallest));
+        array = DeviceBuffer();  // freed before the larger one is taken
+        array = DeviceBuffer(std::max(round_up(bytes), kSmallest));
         CUDA_CHECK(
             cudaMemsetAsync(array.data(), fill, static_cast<size_t>(array.bytes()), stream_.get()));
     }
