@@ -216,6 +216,9 @@ void sample(double*, int32_t*, float*, const SampleInput& in, View<const int32_t
     columns(in);
     require(excluded.cols == 0 || excluded.rows >= in.count, "sample: excluded ids (count, n)");
 }
+void sample_filtered(int32_t*, const SampleInput& in) {
+    columns(in);
+}
 void sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
                        const SampleInput& in) {
     columns(in);

@@ -8,6 +8,7 @@
 #include "kernels/noise.h"
 #include "kernels/philox.h"
 
+#include <cmath>
 #include <cstdint>
 
 namespace quadrille {
@@ -24,6 +25,14 @@ struct SampleRow {
     float penalty = 1.0f;
     int32_t row = 0;  // of the logits
     Stream stream = Stream::token;
+    // Only ids before this place take part: a larger logit (penalized), or the same and a lower id.
+    // As it stands: all.
+    float end = -INFINITY;
+    int32_t end_id = INT32_MAX;
+    // Read by sample_filtered alone.
+    int32_t top_k = 0;   // 0: off
+    double top_p = 1.0;  // 1: off
+    double min_p = 0.0;  // 0: off
 };
 
 QUADRILLE_HOST_DEVICE constexpr bool is_penalized(const SampleRow& row, int32_t id) {
@@ -40,15 +49,36 @@ QUADRILLE_HOST_DEVICE constexpr float penalize(float logit, float penalty) {
     return logit > 0.0f ? logit / penalty : logit * penalty;
 }
 
-// The logit of `id` in this row: `logit`, or penalized.
+// The logit of `id` in this row: `logit`, or penalized; NaN where the id takes no part.
 QUADRILLE_HOST_DEVICE constexpr float logit_of(const SampleRow& row, float logit, int32_t id) {
-    if (row.penalty == 1.0f || !is_penalized(row, id)) return logit;
-    return penalize(logit, row.penalty);
+    if (row.penalty != 1.0f && is_penalized(row, id)) logit = penalize(logit, row.penalty);
+    return logit > row.end || (logit == row.end && id < row.end_id) ? logit : NAN;
 }
 
 // Exponent (base 2) of the weight of a logit in the row's distribution.
 QUADRILLE_HOST_DEVICE constexpr ExpTerm weight_of(double logit, double inverse_temperature) {
     return exp2_term(ieee::mul(ieee::mul(logit, inverse_temperature), kLog2E));
+}
+
+// True: a draw that not every id takes part in.
+QUADRILLE_HOST_DEVICE constexpr bool is_filtered(const SampleRow& row) {
+    return row.inverse_temperature != 0.0 && (row.top_k > 0 || row.top_p < 1.0 || row.min_p > 0.0);
+}
+
+// True: top-p is over; the ids that `sum` is of reach `share` of all.
+QUADRILLE_HOST_DEVICE inline bool reaches(const ExpSum& sum, double share, const ExpSum& total) {
+    return sum.over(total.top) >= ieee::mul(share, total.over(total.top));
+}
+
+// True: min-p keeps a logit of this weight; it is at least `share` of the largest, `best`.
+QUADRILLE_HOST_DEVICE inline bool weighs(float logit, double share, float best,
+                                         double inverse_temperature) {
+    const ExpTerm first = weight_of(static_cast<double>(best), inverse_temperature);
+    const ExpTerm term = weight_of(static_cast<double>(logit), inverse_temperature);
+    int64_t shift = term.exponent - first.exponent;
+    if (shift < -2000) shift = -2000;
+    return ldexp(static_cast<double>(term.mantissa), static_cast<int>(shift)) >=
+           ieee::mul(share, static_cast<double>(first.mantissa));
 }
 
 // What the draw maximizes, before its noise.

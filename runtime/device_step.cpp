@@ -203,6 +203,7 @@ void DeviceStep::choose(const Layout& layout, const Shape& shape, View<const flo
     auto* const ids = reinterpret_cast<int32_t*>(scores + m);
     auto* const raw = reinterpret_cast<float*>(ids + m);
     const SampleInput in{logits, input<SampleRow>(layout.draws), m, first_id_, valid_};
+    if (shape.filtered) return backend_.sample_filtered(targets_.data(), in);
     backend_.sample(scores, alone ? targets_.data() : ids, raw, in, {nullptr, m, 0});
     if (alone) return;
     const int64_t bytes = 16 * int64_t{m};
@@ -248,8 +249,12 @@ void DeviceStep::run(std::span<const StepRecord> records, int32_t k) {
     const bool drawn = std::any_of(records.begin(), records.end(), [](const StepRecord& record) {
         return record.draw.inverse_temperature != 0.0;
     });
+    const bool filtered = std::any_of(records.begin(), records.end(), [](const StepRecord& record) {
+        return is_filtered(record.draw);
+    });
+    require(!filtered || comm_.size() == 1, "filtered draws of a step on one rank");
     const Shape shape{step_bucket(static_cast<int32_t>(records.size()), model_.limits().slots), k,
-                      drawn};
+                      drawn, filtered};
     const Layout layout = layout_of(shape);
     stage(layout, shape, records);
     Shaped& shaped = shapes_[shape];

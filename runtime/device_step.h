@@ -34,7 +34,8 @@ struct StepRecord {
     int32_t pending = 0;
     int32_t anchor = 0;  // its last token
     int32_t drafts = 0;  // of the K drafts, those to verify
-    // A coupled draw without penalty, of the token behind the anchor; the others follow.
+    // A coupled draw without penalty, of the token behind the anchor; the others follow. With
+    // filters on one rank only.
     SampleRow draw{};
 };
 
@@ -74,7 +75,8 @@ class DeviceStep {
     struct Shape {
         int32_t sequences = 0;
         int32_t k = 0;
-        bool drawn = false;  // some record has a temperature
+        bool drawn = false;     // some record has a temperature
+        bool filtered = false;  // and filters
         friend auto operator<=>(const Shape&, const Shape&) = default;
     };
     // Byte offsets in the block of inputs.

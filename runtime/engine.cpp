@@ -267,8 +267,8 @@ void Engine::decode() {
 // The same on every rank: it depends on the options of the records alone.
 bool Engine::takes_whole_step() const {
     return device_step_ && options_.accept == AcceptRule::coupled &&
-           std::all_of(running_.begin(), running_.end(), [](const Sequence& sequence) {
-               return draws_plainly(sequence.prompt.options);
+           std::all_of(running_.begin(), running_.end(), [this](const Sequence& sequence) {
+               return draws_on_backend(sequence.prompt.options, comm_.size());
            });
 }
 

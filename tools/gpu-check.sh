@@ -58,7 +58,7 @@ if [ ! -f "$build/build.ninja" ]; then
 fi
 logs=$build/gpu-check
 mkdir -p "$logs"
-tests=(rows products moe kda mla indexer draft)
+tests=(rows sample products moe kda mla indexer draft)
 targets=(tests/bench/cuda_bench tests/kernels/kernels_exl3_plan_test jobs/quadrille
     tests/runtime/runtime_gpu_golden_test tests/support/golden_files tests/support/same_results
     tests/kernels/kernels_block_ops_test tests/runtime/runtime_comm_test tests/bench/comm_bench
@@ -195,6 +195,12 @@ sampled="--temperature 0.9 --top-p 0.95 --repetition-penalty 1.1 --logprobs 2"
 step sampled 120 bash -c "generate 1 cuda sampled --k 0 $sampled && generate 1 cuda sampled-k4 --k 4 --max-seqs 3 $sampled &&
     prompts=reversed generate 2 cuda sampled-reversed --k 7 --comm mpi $sampled &&
     $golden_files same $files/sampled.h5 $files/sampled-k4.h5 $files/sampled-reversed.h5"
+
+# Filters alone are part of the recorded step.
+step filtered 120 bash -c 'flags="--k 3 --temperature 1.2 --top-p 0.9 --min-p 0.01" &&
+    generate 1 cuda filtered-eager $flags --eager && generate 1 cuda filtered $flags --max-seqs 5 && same filtered-eager filtered &&
+    flags="--k 2 --temperature 1 --top-k 300 --top-p 0.95" &&
+    generate 1 cuda top-k-eager $flags --eager && generate 1 cuda top-k $flags && same top-k-eager top-k'
 
 step bench 240 "$build/tests/bench/cuda_bench"
 step bench-comm 120 mpirun -n 2 "$build/tests/bench/comm_bench"

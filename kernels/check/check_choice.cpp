@@ -50,6 +50,11 @@ void CheckBackend::sample(double* score, int32_t* id, float* logit, const Sample
             b.sample(at(score, count), at(id, count), at(logit, count), at(in), at(excluded));
         });
 }
+void CheckBackend::sample_filtered(int32_t* id, const SampleInput& in) {
+    call("sample_filtered")
+        .out("id", View<int32_t>(id, 1, in.count))
+        .run([&](Backend& b, auto&& at) { b.sample_filtered(at(id, in.count), at(in)); });
+}
 void CheckBackend::sample_candidates(View<float> values, View<float> raw, View<int32_t> ids,
                                      const SampleInput& in) {
     call("sample_candidates")

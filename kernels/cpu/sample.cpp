@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <utility>
 
 namespace quadrille::cpu {
 
@@ -69,9 +71,47 @@ Best best_drawn(const SampleRow& row, const Columns& columns) {
     return best;
 }
 
+using Kept = std::pair<float, int32_t>;  // l' and column or id
+
 // The better of two candidates comes first.
-bool before(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>& b) {
+bool before(const Kept& a, const Kept& b) {
     return a.first > b.first || (a.first == b.first && a.second < b.second);
+}
+
+size_t count_kept(std::span<const Kept> sorted, const SampleRow& row) {
+    const double inverse = row.inverse_temperature;
+    if (row.top_k > 0) {
+        sorted = sorted.first(std::min(sorted.size(), static_cast<size_t>(row.top_k)));
+    }
+    size_t kept = sorted.size();
+    if (row.top_p < 1.0) {
+        ExpSum total;
+        for (const Kept& one : sorted) total.add(weight_of(one.first, inverse));
+        ExpSum sum;
+        for (size_t i = 0; i < kept; ++i) {
+            sum.add(weight_of(sorted[i].first, inverse));
+            if (reaches(sum, row.top_p, total)) kept = i + 1;
+        }
+    }
+    if (row.min_p > 0.0) {
+        for (size_t i = 1; i < kept; ++i) {
+            if (!weighs(sorted[i].first, row.min_p, sorted[0].first, inverse)) kept = i;
+        }
+    }
+    return kept;
+}
+
+int32_t draw_among(std::span<const Kept> kept, const SampleRow& row) {
+    int32_t best = -1;
+    double best_score = 0.0;
+    for (const auto& [value, id] : kept) {
+        const double score =
+            scaled(value, row.inverse_temperature) + gumbel(row.seed, row.position, row.stream, id);
+        if (best >= 0 && (score < best_score || (score == best_score && id > best))) continue;
+        best = id;
+        best_score = score;
+    }
+    return best;
 }
 
 void check_row(View<const float> logits, const SampleRow& row) {
@@ -104,6 +144,31 @@ void CpuBackend::sample(double* score, int32_t* id, float* logit, const SampleIn
         score[i] = best.score;
         id[i] = best.column < 0 ? -1 : first_id + best.column;
         logit[i] = best.column < 0 ? kNothing : columns.logits[best.column];
+    }
+}
+
+// By its definition: the row is sorted, cut and drawn from.
+void CpuBackend::sample_filtered(int32_t* id, const SampleInput& in) {
+    contract::sample_filtered(id, in);
+    const auto& [logits, rows, count, first_id, valid] = in;
+    for (int32_t i = 0; i < count; ++i) {
+        check_row(logits, rows[i]);
+        const SampleRow& row = rows[i];
+        const float* const x = logits.row(row.row);
+        if (!is_filtered(row)) {
+            const Columns columns{x, first_id, valid, nullptr, 0};
+            const bool greedy = row.inverse_temperature == 0.0;
+            const Best best = greedy ? best_greedy(row, columns) : best_drawn(row, columns);
+            id[i] = best.column < 0 ? -1 : first_id + best.column;
+            continue;
+        }
+        best_.clear();
+        for (int32_t c = 0; c < valid; ++c) {
+            const float value = logit_of(row, x[c], first_id + c);
+            if (value > kNothing) best_.emplace_back(value, first_id + c);
+        }
+        std::sort(best_.begin(), best_.end(), before);
+        id[i] = draw_among(std::span(best_).first(count_kept(best_, row)), row);
     }
 }
 

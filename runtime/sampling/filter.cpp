@@ -28,24 +28,17 @@ class Cuts {
     }
     // The fewest whose sum reaches `share` of `total`.
     size_t top_p(double share, const ExpSum& total) const {
-        const double wanted = share * total.over(total.top);
         ExpSum sum;
         for (size_t i = 0; i < known_.size(); ++i) {
             sum.add(weight_of(known_[i].value, inverse_));
-            if (sum.over(total.top) >= wanted) return i + 1;
+            if (reaches(sum, share, total)) return i + 1;
         }
         return kBeyond;
     }
     // Those that weigh at least `share` of the first.
     size_t min_p(double share) const {
-        const ExpTerm first = weight_of(known_[0].value, inverse_);
-        const double least = share * static_cast<double>(first.mantissa);
         for (size_t i = 1; i < known_.size(); ++i) {
-            const ExpTerm term = weight_of(known_[i].value, inverse_);
-            const auto shift = std::max<int64_t>(term.exponent - first.exponent, -2000);
-            if (std::ldexp(static_cast<double>(term.mantissa), static_cast<int>(shift)) < least) {
-                return i;
-            }
+            if (!weighs(known_[i].value, share, known_[0].value, inverse_)) return i;
         }
         return kBeyond;
     }
@@ -76,6 +69,14 @@ std::optional<size_t> count_kept(std::span<const Candidate> best, bool complete,
     if (filter.min_p > 0.0) kept = std::min(kept, cuts.min_p(filter.min_p));
     if (kept == kBeyond) return std::nullopt;
     return kept;
+}
+
+bool stays(float value, const ExpSum& before, float best, const ExpSum& total,
+           const Filter& filter) {
+    require(filter.top_k == 0, "stays: top-p and min-p alone");
+    if (before.empty()) return true;
+    if (filter.top_p < 1.0 && reaches(before, filter.top_p, total)) return false;
+    return filter.min_p <= 0.0 || weighs(value, filter.min_p, best, filter.inverse_temperature);
 }
 
 std::optional<Best> draw_among(std::span<const Candidate> kept, double inverse_temperature,

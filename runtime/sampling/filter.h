@@ -40,6 +40,11 @@ struct Filter {
 std::optional<size_t> count_kept(std::span<const Candidate> best, bool complete,
                                  const ExpSum& total, const Filter& filter);
 
+// True: an id stays that top-p and min-p judge by its own weight and the ids before it. No top-k.
+// before: sum of the weights of the ids before it; best: the row's largest logit.
+bool stays(float value, const ExpSum& before, float best, const ExpSum& total,
+           const Filter& filter);
+
 // The noise of one draw.
 struct Noise {
     uint64_t seed = 0;

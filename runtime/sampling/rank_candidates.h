@@ -45,6 +45,9 @@ class RankCandidates {
     OtherBest drawn(int32_t index) const;
     // The first ids of a filtered row in the order of before(), into `out`; true: all there are.
     bool candidates(int32_t index, std::vector<Candidate>& out) const;
+    const SampleRow& filtered_row(int32_t index) const {
+        return filtered_[static_cast<size_t>(index)];
+    }
     ExpSum sum(int32_t index) const;
     // The first `count` ids of a top row; fewer where the vocabulary is smaller.
     void top(int32_t index, int64_t count, std::vector<Candidate>& out) const;

@@ -62,9 +62,9 @@ Candidate reject_among(std::span<const Candidate> kept, const DrawRequest& reque
 
 }  // namespace
 
-bool draws_plainly(const RecordOptions& options) {
+bool draws_on_backend(const RecordOptions& options, int ranks) {
     return options.repetition_penalty == 1.0 && options.logprobs < 0 &&
-           (options.temperature == 0.0 || !filter_of(options, 1.0).is_on());
+           (ranks == 1 || options.temperature == 0.0 || !filter_of(options, 1.0).is_on());
 }
 
 SampleRow sample_row(const RecordOptions& options, uint64_t seed, int64_t position,
@@ -81,6 +81,9 @@ SampleRow sample_row(const RecordOptions& options, uint64_t seed, int64_t positi
     row.penalty = static_cast<float>(
         std::clamp<double>(options.repetition_penalty, Float::min(), Float::max()));
     row.seen = seen;
+    row.top_k = static_cast<int32_t>(std::min<int64_t>(options.top_k, INT32_MAX));
+    row.top_p = options.top_p;
+    row.min_p = options.min_p;
     return row;
 }
 
@@ -94,6 +97,7 @@ Sampler::Sampler(Backend& backend, Communicator& comm, Range vocab, int64_t know
       greedy_(backend, comm, max_rows * int64_t{sizeof(float) + sizeof(int32_t)} + 16),
       rank_candidates_(backend, comm, {first_id_, int64_t{first_id_} + valid_}, max_rows,
                        max_drafts),
+      open_draws_(backend, comm, {first_id_, int64_t{first_id_} + valid_}, max_rows),
       tokens_(static_cast<size_t>(max_rows)),
       choices_(static_cast<size_t>(max_rows)) {}
 
@@ -139,11 +143,18 @@ std::span<const Choice> Sampler::draw(View<const float> logits,
         places_.push_back(list(request, static_cast<int32_t>(places_.size()), history));
     }
     rank_candidates_.run(logits);
+    open_draws_.clear();
+    chosen_.clear();
     for (size_t i = 0; i < requests.size(); ++i) {
         const auto row = static_cast<int32_t>(i);
-        const Candidate chosen = places_[i].filtered < 0 ? choose(places_[i], requests[i])
-                                                         : choose_filtered(places_[i], row, logits,
-                                                                           requests[i], history);
+        chosen_.push_back(places_[i].filtered < 0
+                              ? choose(places_[i], requests[i])
+                              : choose_filtered(places_[i], row, logits, requests[i], history));
+    }
+    open_draws_.run(logits);
+    for (size_t i = 0; i < requests.size(); ++i) {
+        const int32_t open = places_[i].open;
+        const Candidate& chosen = open < 0 ? chosen_[i] : open_draws_.chosen(open);
         choices_[i].token = chosen.id;
         const int64_t alternatives = requests[i].options->logprobs;
         if (alternatives >= 0 && chosen.id >= 0)
@@ -196,7 +207,7 @@ Candidate Sampler::choose(const Places& places, const DrawRequest& request) cons
     return rejection_of(request, inverse, rank_candidates_.sum(places.sum)).decide(proposed, best);
 }
 
-Candidate Sampler::choose_filtered(const Places& places, int32_t row, View<const float> logits,
+Candidate Sampler::choose_filtered(Places& places, int32_t row, View<const float> logits,
                                    const DrawRequest& request, const TokenHistory& history) {
     SampleRow on_host =
         sample_row(*request.options, request.seed, request.position, history.on_host(request.slot));
@@ -210,6 +221,15 @@ Candidate Sampler::choose_filtered(const Places& places, int32_t row, View<const
         on_host.row = row;
         on_host.drafts = request.drafts.data();
         on_host.draft_count = static_cast<int32_t>(request.drafts.size());
+        if (filter.top_k == 0 && request.proposal == nullptr) {
+            places.open =
+                open_draws_.add({.on_backend = rank_candidates_.filtered_row(places.filtered),
+                                 .on_host = on_host,
+                                 .filter = filter,
+                                 .total = total,
+                                 .best = candidates_[0].value});
+            return {};
+        }
         rank_candidates_.gather(logits, on_host, candidates_);
         kept = count_kept(candidates_, true, total, filter);
     }

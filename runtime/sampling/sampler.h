@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From logits split over ranks to the next token of every row, the same on every rank. Greedy and
 // plain draws: two numbers a row and rank. Filters: each rank's best ids and, for top-p, its exact
-// sum; only a cut beyond them gathers the row. Everything else in one exchange.
+// sum, everything in one exchange. Where the cut lies beyond these ids, OpenDraws draws; rejection
+// and a top-k beyond them gather the row.
 #pragma once
 
 #include "io/records.h"
@@ -10,6 +11,7 @@
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/exchange.h"
 #include "runtime/sampling/filter.h"
+#include "runtime/sampling/open_draws.h"
 #include "runtime/sampling/rank_candidates.h"
 #include "runtime/sampling/rejection.h"
 #include "runtime/sampling/token_history.h"
@@ -62,11 +64,13 @@ class Sampler {
         int32_t picked = -1;    // candidates of the draft
         int32_t raw_sum = -1;   // of the logits as they are
         int32_t raw_top = -1;
+        int32_t open = -1;  // in the open draws: the cut lies beyond the candidates
     };
 
     Places list(const DrawRequest& request, int32_t row, const TokenHistory& history);
     Candidate choose(const Places& places, const DrawRequest& request) const;
-    Candidate choose_filtered(const Places& places, int32_t row, View<const float> logits,
+    // Lists the row among the open draws where its cut lies beyond the candidates.
+    Candidate choose_filtered(Places& places, int32_t row, View<const float> logits,
                               const DrawRequest& request, const TokenHistory& history);
     void set_logprobs(Choice& choice, const Places& places, float raw, int64_t alternatives);
 
@@ -77,15 +81,17 @@ class Sampler {
     int32_t max_rows_;
     Exchange greedy_;
     RankCandidates rank_candidates_;
+    OpenDraws open_draws_;
     std::vector<Places> places_;
     std::vector<Candidate> candidates_;
+    std::vector<Candidate> chosen_;
     std::vector<int32_t> tokens_;
     std::vector<Choice> choices_;
 };
 
-// True: a row's token is the best of two numbers a rank, score and id: greedy or drawn, without
-// filters, penalty and logprobs.
-bool draws_plainly(const RecordOptions& options);
+// True: an op finds a row's token, and the host needs nothing else: no penalty, no logprobs; on
+// several ranks no filters.
+bool draws_on_backend(const RecordOptions& options, int ranks);
 
 // What the ops read of a record's options; its row and the drafts of its history are left out.
 SampleRow sample_row(const RecordOptions& options, uint64_t seed, int64_t position,
