@@ -58,10 +58,15 @@ void LossReport::add(const LossReport& other) {
     }
     blocks += other.blocks;
     slots += other.slots;
-    add_counts(accepted, other.accepted);
-    add_counts(accepted_by_head, other.accepted_by_head);
-    add_counts(right, other.right);
-    add_counts(supervised, other.supervised);
+    for (size_t i = 0; i < counts().size(); ++i) add_counts(*counts()[i], *other.counts()[i]);
+}
+
+std::array<std::vector<int64_t>*, 6> LossReport::counts() {
+    return {&accepted, &accepted_by_head, &accepted_at_best, &right, &offered, &supervised};
+}
+
+std::array<const std::vector<int64_t>*, 6> LossReport::counts() const {
+    return {&accepted, &accepted_by_head, &accepted_at_best, &right, &offered, &supervised};
 }
 
 double LossReport::accept_length() const {
@@ -247,16 +252,14 @@ LossReport DraftLoss<T>::weigh(const LossOptions& options, Host& host, const Slo
 namespace {
 
 // Drafts against labels. A slot that is not supervised ends its block's run of right ones.
-template <class Draft>
-void count_accepted(LossReport& report, const SlotLabels& labels, int64_t per, const Draft& draft) {
+template <class Draft, class Offered>
+void count_accepted(LossReport& report, const SlotLabels& labels, int64_t per, const Draft& draft,
+                    const Offered& offered) {
     const auto slots = static_cast<int64_t>(labels.label.size());
     report.blocks = slots / per;
-    for (auto* counts :
-         {&report.accepted, &report.accepted_by_head, &report.right, &report.supervised}) {
-        counts->assign(static_cast<size_t>(per), 0);
-    }
+    for (auto* counts : report.counts()) counts->assign(static_cast<size_t>(per), 0);
     for (int64_t first = 0; first < slots; first += per) {
-        bool alive = true, alive_by_head = true;
+        bool alive = true, alive_by_head = true, alive_at_best = true;
         for (int64_t k = 0; k < per; ++k) {
             const auto i = static_cast<size_t>(first + k);
             const auto place = static_cast<size_t>(k);
@@ -264,9 +267,13 @@ void count_accepted(LossReport& report, const SlotLabels& labels, int64_t per, c
             const bool right = counts && draft(first + k, false) == labels.label[i];
             alive = alive && right;
             alive_by_head = alive_by_head && counts && draft(first + k, true) == labels.label[i];
+            const bool had = counts && offered(first + k);
+            alive_at_best = alive_at_best && had;
             report.slots += counts ? 1 : 0;
             report.supervised[place] += counts ? 1 : 0;
             report.right[place] += right ? 1 : 0;
+            report.offered[place] += had ? 1 : 0;
+            report.accepted_at_best[place] += alive_at_best ? 1 : 0;
             report.accepted[place] += alive ? 1 : 0;
             report.accepted_by_head[place] += alive_by_head ? 1 : 0;
         }
@@ -340,8 +347,11 @@ LossReport DraftLoss<T>::run(const LossOptions& options, const T* weights, T* gr
     require(!trusts_ || reference.rows == rows_, "rows of the frozen drafter");
     Host host = measure(weights, hidden, reference, labels, teacher);
     LossReport report = weigh(options, host, labels);
-    count_accepted(report, labels, block_ - 1,
-                   [&](int64_t slot, bool by_head) { return host.draft(slot, by_head); });
+    count_accepted(
+        report, labels, block_ - 1,
+        [&](int64_t slot, bool by_head) { return host.draft(slot, by_head); },
+        // The selector has no loss where the token is no candidate.
+        [&](int64_t slot) { return host.loss(kSelector, slot) >= 0; });
     if (gradient != nullptr) descend(weights, gradient, labels, host, teacher);
     return report;
 }

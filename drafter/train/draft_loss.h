@@ -39,13 +39,19 @@ struct LossReport {
     double block_ce = 0, kl = 0, selector = 0, anchor = 0, hidden = 0;
     double total = 0;  // weighted
     int64_t blocks = 0, slots = 0;
-    // Blocks whose first j + 1 drafts are right, of the selector's walk on its own drafts and of
-    // the head alone; slots whose draft is right behind the true predecessor, of those supervised.
-    std::vector<int64_t> accepted, accepted_by_head, right, supervised;
+    // Blocks whose first j + 1 drafts are right: of the selector's walk on its own drafts, of the
+    // head alone, and of a selector that chose the right one whenever it is a candidate.
+    std::vector<int64_t> accepted, accepted_by_head, accepted_at_best;
+    // Slots whose draft is right behind the true predecessor, slots that have the token among
+    // their candidates, slots supervised.
+    std::vector<int64_t> right, offered, supervised;
 
     void add(const LossReport& other);  // sums; losses weighted by slots
     double accept_length() const;
     double accept_length_by_head() const;
+    // All counts, one a slot of a block each.
+    std::array<std::vector<int64_t>*, 6> counts();
+    std::array<const std::vector<int64_t>*, 6> counts() const;
 };
 
 // What supervises the slots of a pass, on the host. Slots: (blocks * (block - 1)).

@@ -46,6 +46,8 @@ class TrainData {
 
     int64_t training() const { return std::ssize(training_); }
     int64_t validation() const { return std::ssize(held_back_); }
+    const std::vector<int64_t>& training_sequences() const { return training_; }
+    const std::vector<int64_t>& held_back() const { return held_back_; }  // ascending
     // Rows of the largest batch.
     int64_t context_limit() const { return context_limit_; }
     int64_t block_limit() const { return options_.sequences * options_.anchors; }

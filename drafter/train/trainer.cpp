@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kReduceRows = 16384;  // of Parameters::kAlign values, summed over ranks at once
 
-// Losses, counts and the four lists of a report, for the wire.
+// Losses and counts of a report, for the wire.
 std::vector<double> packed(const LossReport& r, size_t per) {
     std::vector<double> out = {r.block_ce,
                                r.kl,
@@ -24,7 +24,7 @@ std::vector<double> packed(const LossReport& r, size_t per) {
                                r.total,
                                static_cast<double>(r.blocks),
                                static_cast<double>(r.slots)};
-    for (const auto* list : {&r.accepted, &r.accepted_by_head, &r.right, &r.supervised}) {
+    for (const auto* list : r.counts()) {
         for (size_t i = 0; i < per; ++i) {
             out.push_back(i < list->size() ? static_cast<double>((*list)[i]) : 0.0);
         }
@@ -33,20 +33,17 @@ std::vector<double> packed(const LossReport& r, size_t per) {
 }
 
 LossReport unpacked(const double* in, size_t per) {
-    LossReport r{.block_ce = in[0],
-                 .kl = in[1],
-                 .selector = in[2],
-                 .anchor = in[3],
-                 .hidden = in[4],
-                 .total = in[5],
-                 .blocks = std::llround(in[6]),
-                 .slots = std::llround(in[7]),
-                 .accepted = {},
-                 .accepted_by_head = {},
-                 .right = {},
-                 .supervised = {}};
+    LossReport r;
+    r.block_ce = in[0];
+    r.kl = in[1];
+    r.selector = in[2];
+    r.anchor = in[3];
+    r.hidden = in[4];
+    r.total = in[5];
+    r.blocks = std::llround(in[6]);
+    r.slots = std::llround(in[7]);
     in += 8;
-    for (auto* list : {&r.accepted, &r.accepted_by_head, &r.right, &r.supervised}) {
+    for (auto* list : r.counts()) {
         for (size_t i = 0; i < per; ++i) list->push_back(std::llround(*in++));
     }
     return r;
@@ -170,7 +167,7 @@ void Trainer::reduce() {
 // Reports of all ranks' parts, in the order of the parts; each rank has `all` / ranks or fewer.
 std::vector<LossReport> Trainer::gather(const std::vector<LossReport>& own, int64_t all) {
     const auto per = static_cast<size_t>(config_.block_size - 1);
-    const size_t width = 8 + 4 * per;
+    const size_t width = 8 + LossReport().counts().size() * per;
     const auto ranks = static_cast<size_t>(comm_.size());
     const size_t each = (static_cast<size_t>(all) + ranks - 1) / ranks;
     std::vector<double> sent, found(each * width * ranks);

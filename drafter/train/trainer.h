@@ -48,7 +48,7 @@ class Trainer {
     LossReport measure(int64_t count, const std::function<TrainBatch(int64_t)>& draw);
 
     // weights, first and second moments; only these make up the state.
-    std::span<float> weights() { return {weights_.data(), count(weights_)}; }
+    std::span<float> weights() const { return {weights_.data(), count(weights_)}; }
     std::span<float> first() { return {first_.data(), count(first_)}; }
     std::span<float> second() { return {second_.data(), count(second_)}; }
 

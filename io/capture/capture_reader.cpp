@@ -78,6 +78,12 @@ void CaptureReader::check_source(const CaptureWanted& wanted) const {
     }
 }
 
+std::string CaptureReader::checkpoint_digest() const {
+    const auto digest = capture_.attribute("checkpoint_digest");
+    return digest && std::holds_alternative<std::string>(*digest) ? std::get<std::string>(*digest)
+                                                                  : std::string();
+}
+
 void CaptureReader::check_lists(int64_t vocab) const {
     const int64_t done = capture_.dataset("done").read<int64_t>(0, 1).front();
     if (done != sequences()) {

@@ -37,6 +37,10 @@ class CaptureReader {
     int64_t sequences() const { return static_cast<int64_t>(offsets_.size()) - 1; }
     int64_t length(int64_t sequence) const { return end(sequence) - begin(sequence); }
     int64_t tokens() const { return offsets_.back(); }
+    int64_t hidden() const { return final_hidden_.row_elements(); }
+    int64_t tap_columns() const { return taps_.row_elements(); }  // taps * hidden
+    // The checkpoint that it was captured from; "": not known.
+    std::string checkpoint_digest() const;
     // Host memory, valid while the reader lives.
     const int32_t* tokens_of(int64_t sequence) const { return tokens_.data() + begin(sequence); }
     const uint8_t* mask_of(int64_t sequence) const { return mask_.data() + begin(sequence); }

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/probe/probe.h"
 
+#include "drafter/train/train_data.h"
 #include "io/capture/capture_reader.h"
 #include "io/h5/trial.h"
+#include "io/output.h"
 #include "jobs/common/model_session.h"
 #include "jobs/common/table.h"
-#include "kernels/buffer.h"
+#include "jobs/probe/draft_reading.h"
+#include "jobs/probe/next_token.h"
+#include "jobs/probe/probe_report.h"
+#include "jobs/probe/tap_map.h"
 #include "kernels/dtype.h"
+#include "kernels/make_train_ops.h"
 #include "runtime/ranks/agree.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,12 +30,6 @@ namespace quadrille {
 namespace {
 
 constexpr int64_t kRows = 256;  // through the head at once
-
-// What a rank found best in its part of the vocabulary.
-struct Best {
-    float value = 0;
-    int32_t id = -1;
-};
 
 class ProbeJob {
   public:
@@ -39,23 +41,36 @@ class ProbeJob {
     void start_up();
     void check_groups() const;
     void open_capture();
+    void open_reference();
+    void split();
+    void check_outputs();
+    bool looked_at(int64_t sequence) const {
+        return options_.limit == 0 || sequence < options_.limit;
+    }
+    std::vector<int64_t> fitted_sequences() const;
+    int64_t held_back() const;
+    MapOptions map_options();
     void look();
     void look_at(int64_t sequence, int64_t first, int64_t count);
-    // Agreement of rows (rows, hidden) with the tokens behind them.
-    void count(size_t reading, const std::vector<float>& rows, bool normed, const int32_t* next,
-               const uint8_t* mask);
-    std::vector<int32_t> most_likely(int64_t rows);
+    // A map made by the leader, on every rank.
+    template <class Make>
+    std::vector<float> map_of_leader(const Make& make);
+    void look_through_map();
+    void count_mapped(Agreement& agreement, const std::vector<int64_t>& sequences,
+                      const std::vector<float>& map);
+    void measure_drafter();
     int report();
 
     const ProbeOptions& options_;
     mutable ModelSession session_;
-    std::optional<CaptureReader> reader_;
+    std::optional<CaptureReader> reader_, reference_;
     std::vector<int64_t> layers_;
     bool greedy_ = false;
-    Array<float> rows_, logits_, values_;
-    Array<int32_t> ids_;
-    std::vector<int64_t> agree_;  // tapped layers, then the final hidden row
-    int64_t tokens_ = 0;
+    std::optional<DraftReading> drafter_;
+    std::optional<TrainData> data_;  // absent: too few sequences to hold some back
+    std::optional<NextToken> head_;
+    std::filesystem::path json_;
+    ProbeReport report_;  // agreement: tapped layers, the final hidden row, maps
 };
 
 int ProbeJob::run() {
@@ -63,6 +78,8 @@ int ProbeJob::run() {
     session_.start_up([this] { start_up(); });
     return session_.guard([this] {
         look();
+        look_through_map();
+        measure_drafter();
         return report();
     });
 }
@@ -73,16 +90,23 @@ void ProbeJob::start_up() {
     session_.read_checkpoint(0);
     agree(session_.world(), "capture", [&] {
         if (session_.leads_run()) try_files({options_.capture});
+        if (session_.leads_run() && !options_.reference.empty()) try_files({options_.reference});
+    });
+    agree(session_.world(), "drafter", [&] {
+        if (options_.drafter != "none") drafter_.emplace(session_, options_.drafter);
     });
     agree(session_.world(), "capture of all ranks", [&] { open_capture(); });
+    agree(session_.world(), "reference", [&] { open_reference(); });
+    agree(session_.world(), "sequences held back", [&] { split(); });
+    agree(session_.world(), "outputs", [&] {
+        if (session_.leads_run()) check_outputs();
+    });
     session_.load(model_limits(1, kRows, kRows, 0), session_.models().config().vocab_size,
                   session_.model_comm());
-    Backend& backend = session_.backend();
-    const TargetModel& target = session_.models().target();
-    rows_ = {backend, kRows, target.config().hidden_size};
-    logits_ = {backend, kRows, target.plan().vocab.size()};
-    values_ = {backend, 1, kRows};
-    ids_ = {backend, 1, kRows};
+    head_.emplace(session_, kRows);
+    agree(session_.world(), "drafter's weights", [&] {
+        if (drafter_) drafter_->load(*data_);
+    });
 }
 
 void ProbeJob::check_groups() const {
@@ -107,12 +131,98 @@ void ProbeJob::open_capture() {
         layers_ = std::get<std::vector<int64_t>>(*layers);
         greedy_ = greedy && *greedy == h5::Value(int64_t{1});
     }
-    reader_.emplace(options_.capture,
-                    CaptureWanted{.tap_layers = layers_,
-                                  .hidden = config.hidden_size,
-                                  .vocab = config.vocab_size,
-                                  .checkpoint_digest = session_.models().checkpoint().digest()});
-    agree_.assign(layers_.size() + 1, 0);
+    reader_.emplace(
+        options_.capture,
+        CaptureWanted{.tap_layers = drafter_ ? drafter_->config().target_layer_ids : layers_,
+                      .hidden = config.hidden_size,
+                      .vocab = config.vocab_size,
+                      .checkpoint_digest = session_.models().checkpoint().digest()});
+    report_.capture = options_.capture;
+    for (const int64_t layer : layers_) {
+        report_.agreement.push_back(
+            {.rows = fmt::format("tap of layer {}, final norm, head", layer)});
+    }
+    report_.agreement.push_back({.rows = "final hidden, head"});
+}
+
+// The target that the drafter was made for, on the same prompts.
+void ProbeJob::open_reference() {
+    if (options_.reference.empty()) return;
+    const ModelConfig& config = session_.models().config();
+    reference_.emplace(options_.reference, CaptureWanted{.tap_layers = layers_,
+                                                         .hidden = config.hidden_size,
+                                                         .vocab = config.vocab_size,
+                                                         .checkpoint_digest = ""});
+    if (reference_->checkpoint_digest() == reader_->checkpoint_digest()) {
+        throw Error(ErrorKind::input,
+                    fmt::format("{}: expected a capture of another checkpoint than that of {}",
+                                options_.reference, options_.capture));
+    }
+    if (reference_->sequences() == reader_->sequences()) return;
+    throw Error(ErrorKind::input,
+                fmt::format("{}: expected the {} sequences of {}, found {}", options_.reference,
+                            reader_->sequences(), options_.capture, reference_->sequences()));
+}
+
+// As train does: what it held back is held back here.
+void ProbeJob::split() {
+    DataOptions data;
+    data.sequences = 1;
+    data.anchors = options_.anchors;
+    data.validation = options_.validation;
+    data.seed = options_.seed;
+    if (drafter_) {
+        data_.emplace(*reader_, drafter_->config(), data);
+        return;
+    }
+    DraftConfig config;
+    config.block_size = 2;
+    config.hidden_size = session_.models().config().hidden_size;
+    config.target_layer_ids = layers_;
+    try {
+        data_.emplace(*reader_, config, data);
+    } catch (const Error& error) {
+        session_.log().notice(fmt::format("no ridge map: {}", error.what()));
+    }
+}
+
+void ProbeJob::check_outputs() {
+    namespace fs = std::filesystem;
+    std::vector<fs::path> taken = {options_.capture};
+    if (!options_.reference.empty()) taken.emplace_back(options_.reference);
+    if (!options_.json.empty()) {
+        const auto objection = [](const fs::path& path) {
+            return not_json(path, "a report of probe, which is replaced", {"capture", "agreement"});
+        };
+        json_ = output_path(
+            options_.json,
+            {.option = "--json", .overwrite = true, .taken = taken, .objection = objection});
+    }
+    const fs::path out = options_.refit_fc;
+    if (out.empty() || !fs::exists(out) || (fs::is_directory(out) && fs::is_empty(out))) return;
+    throw Error(ErrorKind::usage,
+                fmt::format("--refit-fc {}: expected a new or an empty folder", out.string()));
+}
+
+std::vector<int64_t> ProbeJob::fitted_sequences() const {
+    std::vector<int64_t> sequences;
+    std::ranges::copy_if(data_->training_sequences(), std::back_inserter(sequences),
+                         [&](int64_t s) { return looked_at(s); });
+    std::ranges::sort(sequences);
+    return sequences;
+}
+
+int64_t ProbeJob::held_back() const {
+    return std::ranges::count_if(data_->held_back(), [&](int64_t s) { return looked_at(s); });
+}
+
+MapOptions ProbeJob::map_options() {
+    return {.damping = options_.damping,
+            .threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency())),
+            .progress = [this](int64_t done, int64_t all) {
+                session_.position().enter(done, "ridge map");
+                session_.log().progress({.done = done, .total = all, .tokens = 0});
+            }};
 }
 
 void ProbeJob::look() {
@@ -125,9 +235,10 @@ void ProbeJob::look() {
         for (int64_t first = 0; first < rows; first += kRows) {
             look_at(sequence, first, std::min(kRows, rows - first));
         }
-        session_.log().progress({.done = sequence + 1, .total = last, .tokens = tokens_});
+        session_.log().progress({.done = sequence + 1, .total = last, .tokens = report_.tokens});
     }
-    session_.log().finish({.done = last, .total = last, .tokens = tokens_});
+    session_.log().finish({.done = last, .total = last, .tokens = report_.tokens});
+    for (Agreement& agreement : report_.agreement) agreement.tokens = report_.tokens;
 }
 
 void ProbeJob::look_at(int64_t sequence, int64_t first, int64_t count) {
@@ -135,7 +246,7 @@ void ProbeJob::look_at(int64_t sequence, int64_t first, int64_t count) {
     const uint8_t* mask = reader_->mask_of(sequence) + first + 1;
     const int64_t generated = std::count_if(mask, mask + count, [](uint8_t m) { return m != 0; });
     if (generated == 0) return;
-    tokens_ += generated;
+    report_.tokens += generated;
     const CaptureRows rows = reader_->read(sequence, first, count);
     const auto hidden = static_cast<size_t>(session_.models().config().hidden_size);
     const size_t columns = hidden * layers_.size();
@@ -144,73 +255,85 @@ void ProbeJob::look_at(int64_t sequence, int64_t first, int64_t count) {
         for (size_t i = 0; i < tap.size(); ++i) {
             tap[i] = to_float(BF16{rows.taps[i / hidden * columns + layer * hidden + i % hidden]});
         }
-        this->count(layer, tap, false, next, mask);
+        report_.agreement[layer].right += head_->right(tap, false, next, mask);
     }
-    this->count(layers_.size(), rows.final_hidden, true, next, mask);
+    report_.agreement[layers_.size()].right += head_->right(rows.final_hidden, true, next, mask);
 }
 
-void ProbeJob::count(size_t reading, const std::vector<float>& rows, bool normed,
-                     const int32_t* next, const uint8_t* mask) {
-    Backend& backend = session_.backend();
-    const TargetModel& target = session_.models().target();
-    const int64_t m = std::ssize(rows) / target.config().hidden_size;
-    const View<float> in = rows_.first(m);
-    backend.upload(in.data, rows.data(), std::ssize(rows) * int64_t{sizeof(float)});
-    if (!normed) target.norm_final(in);
-    backend.linear(logits_.first(m), in, target.head());
-    const std::vector<int32_t> found = most_likely(m);
-    for (int64_t i = 0; i < m; ++i) {
-        if (mask[i] != 0 && found[static_cast<size_t>(i)] == next[i]) ++agree_[reading];
-    }
+template <class Make>
+std::vector<float> ProbeJob::map_of_leader(const Make& make) {
+    std::vector<float> map(static_cast<size_t>(reader_->hidden()) *
+                           static_cast<size_t>(reader_->tap_columns()));
+    if (session_.leads()) map = make();
+    session_.group().broadcast_host(map.data(), std::ssize(map) * int64_t{sizeof(float)}, 0);
+    return map;
 }
 
-// Over all ranks: the largest logit, ties to the lowest id, as greedy decoding chooses.
-std::vector<int32_t> ProbeJob::most_likely(int64_t rows) {
-    Backend& backend = session_.backend();
-    const Range vocab = session_.models().target().plan().vocab;
-    backend.argmax(values_.data(), ids_.data(), logits_.first(rows),
-                   static_cast<int32_t>(vocab.begin), static_cast<int32_t>(vocab.size()));
-    const auto m = static_cast<size_t>(rows);
-    std::vector<float> values(m);
-    std::vector<int32_t> ids(m);
-    backend.download(values.data(), values_.data(), rows * int64_t{sizeof(float)});
-    backend.download(ids.data(), ids_.data(), rows * int64_t{sizeof(int32_t)});
-    std::vector<Best> own(m);
-    for (size_t i = 0; i < m; ++i) own[i] = {values[i], ids[i]};
-    const auto ranks = static_cast<size_t>(session_.group().size());
-    std::vector<Best> all(m * ranks);
-    session_.group().all_gather_host(all.data(), own.data(), rows * int64_t{sizeof(Best)});
-    for (size_t rank = 0; rank < ranks; ++rank) {
-        for (size_t i = 0; i < m; ++i) {
-            const Best& other = all[rank * m + i];
-            if (rank == 0 || other.value > own[i].value) own[i] = other;
+void ProbeJob::look_through_map() {
+    if (!data_) return;
+    const std::vector<int64_t> fitted = fitted_sequences();
+    const int64_t kept = held_back();
+    if (fitted.empty() || kept == 0) return;
+    const std::vector<float> map =
+        map_of_leader([&] { return fit_next_token(*reader_, fitted, map_options()); });
+    const auto& all = data_->held_back();
+    report_.agreement.push_back({.rows = "ridge map of all taps, head, fitted on"});
+    count_mapped(report_.agreement.back(), fitted, map);
+    report_.agreement.push_back({.rows = "ridge map of all taps, head, held back"});
+    count_mapped(report_.agreement.back(), {all.begin(), all.begin() + kept}, map);
+}
+
+void ProbeJob::count_mapped(Agreement& agreement, const std::vector<int64_t>& sequences,
+                            const std::vector<float>& map) {
+    const auto backend = make_backend("cpu");
+    const auto ops = make_train_ops(*backend);
+    const View<const float> weights(map.data(), reader_->hidden(), reader_->tap_columns());
+    for (const int64_t sequence : sequences) {
+        session_.position().enter(sequence, "ridge map");
+        const int64_t rows = reader_->length(sequence) - 1;
+        for (int64_t first = 0; first < rows; first += kRows) {
+            const int64_t count = std::min(kRows, rows - first);
+            const uint8_t* mask = reader_->mask_of(sequence) + first + 1;
+            const auto generated = count - std::count(mask, mask + count, uint8_t{0});
+            if (generated == 0) continue;
+            agreement.tokens += generated;
+            const std::vector<float> taps = taps_of(reader_->read(sequence, first, count));
+            std::vector<float> mapped(static_cast<size_t>(count * weights.rows));
+            ops->product({mapped.data(), count, weights.rows}, {taps.data(), count, weights.cols},
+                         weights, ProductForm::nt, false);
+            agreement.right +=
+                head_->right(mapped, true, reader_->tokens_of(sequence) + first + 1, mask);
         }
     }
-    for (size_t i = 0; i < m; ++i) ids[i] = own[i].id;
-    return ids;
+}
+
+void ProbeJob::measure_drafter() {
+    if (!drafter_) return;
+    session_.position().enter(0, "drafter");
+    report_.drafter = options_.drafter;
+    report_.steps_per_second = options_.steps_per_second;
+    const int64_t kept = held_back();
+    report_.draft = drafter_->measure(kept);
+    if (!reference_) return;
+    const std::vector<int64_t> fitted = fitted_sequences();
+    drafter_->set_fc(map_of_leader(
+        [&] { return refit_fc(*reader_, *reference_, fitted, drafter_->fc(), map_options()); }));
+    report_.refitted = drafter_->measure(kept);
+    if (session_.leads_run()) drafter_->write(options_.refit_fc);
 }
 
 int ProbeJob::report() {
     if (!session_.leads_run()) return kSuccess;
-    const auto share = [&](int64_t part) {
-        return tokens_ == 0 ? std::string("-")
-                            : fmt::format("{:.2f} %", 100.0 * static_cast<double>(part) /
-                                                          static_cast<double>(tokens_));
-    };
-    Table table("lrr");
-    table.row({"row before the token", "top-1", "of them"});
-    for (size_t i = 0; i < layers_.size(); ++i) {
-        table.row({fmt::format("tap of layer {}, final norm, head", layers_[i]),
-                   fmt::format("{}", agree_[i]), share(agree_[i])});
-    }
-    table.row({"final hidden, head", fmt::format("{}", agree_.back()), share(agree_.back())});
-    show(stdout,
-         fmt::format("{}: {} generated tokens\n", options_.capture, tokens_) + table.text());
-    if (!greedy_ || agree_.back() == tokens_) return kSuccess;
+    std::string text = report_.text();
+    if (reference_) text += fmt::format("written to {}\n", options_.refit_fc);
+    show(stdout, text);
+    if (!json_.empty()) replace_file(json_, report_.json());
+    const Agreement& whole = report_.agreement[layers_.size()];
+    if (!greedy_ || whole.right == whole.tokens) return kSuccess;
     throw Error(ErrorKind::input,
                 fmt::format("{}: expected final hidden rows that give every token of a greedy "
                             "capture, found {} of {}",
-                            options_.capture, agree_.back(), tokens_));
+                            options_.capture, whole.right, whole.tokens));
 }
 
 }  // namespace

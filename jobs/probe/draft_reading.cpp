@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "jobs/probe/draft_reading.h"
+
+#include "io/checkpoint/module_names.h"
+
+#include <algorithm>
+
+namespace quadrille {
+namespace {
+
+constexpr const char* kFc = "fc.weight";
+
+}  // namespace
+
+DraftReading::DraftReading(ModelSession& session, const std::filesystem::path& folder)
+    : session_(session),
+      folder_(folder),
+      files_(open_drafter({.folder = folder, .placement = DraftPlacement::replicated, .k = 1},
+                          session.models().config(), session.group().size(),
+                          session.group().rank())),
+      parameters_(files_.config),
+      backend_(make_backend("cpu")) {}
+
+void DraftReading::load(const TrainData& data) {
+    data_ = &data;
+    TrainerOptions options;
+    options.parts = session_.group().size();
+    trainer_.emplace(*backend_, session_.group(), config(), parameters_,
+                     TrainLimits{data.context_limit(), data.block_limit()}, options);
+    const Checkpoint& target = session_.models().checkpoint();
+    const auto matrix = [&](const std::string& name) {
+        return read_matrix(target, name, config().vocab_size, config().hidden_size);
+    };
+    trainer_->load(read_parameters(parameters_, files_.checkpoint),
+                   matrix(text_prefix(target) + "embed_tokens"), matrix("lm_head"));
+}
+
+LossReport DraftReading::measure(int64_t count) {
+    return trainer_->measure(count, [&](int64_t i) { return data_->validation_batch(i); });
+}
+
+std::vector<float> DraftReading::fc() const {
+    const Parameter& p = parameters_.get(kFc);
+    const auto values =
+        trainer_->weights().subspan(static_cast<size_t>(p.offset), static_cast<size_t>(p.count));
+    return {values.begin(), values.end()};
+}
+
+void DraftReading::set_fc(const std::vector<float>& values) {
+    std::ranges::copy(values, trainer_->weights().begin() + parameters_.get(kFc).offset);
+}
+
+void DraftReading::write(const std::filesystem::path& folder) {
+    write_drafter(folder, parameters_, trainer_->weights(), folder_ / "config.json");
+}
+
+}  // namespace quadrille
