@@ -62,6 +62,7 @@ struct Generation {
     int64_t prompt_tokens = 0;    // -1: the file does not tell
     RecordId id;                  // filled in by the result writer
     bool completion = false;      // asked for as a completion of OpenAI's, not as a chat
+    std::string kind;             // of its prompt, in whole files; "": none
     std::vector<int32_t> tokens;  // the end or stop token that ended the record included
     Status status = Status::ok;
     FinishReason finish_reason = FinishReason::none;
@@ -74,6 +75,10 @@ struct Generation {
     std::vector<int32_t> top_ids;        // (tokens, N)
     std::vector<float> top_logprobs;     // (tokens, N)
     bool is_greedy = true;               // of `score`: every token is the most likely one
+    // Seconds from its admission to its first token of this start, and to its end; 0: it never
+    // ran. No file has them.
+    double first_seconds = 0;
+    double seconds = 0;
 };
 
 // One record of prompts.h5. `error` is set for a record-level problem (empty, bad UTF-8, token out

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/sequence.h"
 
+#include "runtime/seconds.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -97,7 +99,9 @@ std::span<const int32_t> Sequence::emit(std::span<const Choice> target,
         result.top_logprobs.insert(result.top_logprobs.end(), choice.top_logprobs.begin(),
                                    choice.top_logprobs.end());
     }
+    if (result.first_seconds == 0) result.first_seconds = seconds_since(admitted);
     result.finish_reason = outcome.finish;
+    if (outcome.finish != FinishReason::none) result.seconds = seconds_since(admitted);
     if (outcome.finish == FinishReason::error) {
         result.status = Status::error;
         result.error = fmt::format("token {} (position {}): no logit of the model is a number",

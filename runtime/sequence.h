@@ -9,6 +9,7 @@
 #include "runtime/sampling/sampler.h"
 #include "runtime/sampling/stop_text.h"
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -38,6 +39,7 @@ struct Sequence {
     int32_t pending = 0;   // rows of the last step that the KDA state lacks
     uint64_t seed = 0;
     StopText stop_text;
+    std::chrono::steady_clock::time_point admitted = std::chrono::steady_clock::now();
 
     int64_t prompt_size() const { return std::ssize(prompt.tokens); }
     bool prefilling() const { return position < prompt_size(); }

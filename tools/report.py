@@ -1,36 +1,49 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shows measurements of docs/results.tsv: the last value of every (hardware, bench, shape) beside the
-one before it, as a table; with --plots a PNG a bench as well, where matplotlib is installed.
+"""Shows measurements of results.tsv: the last value of every (hardware, bench, shape) beside the one before
+it, as a table. With --html one page of tables and plots: ladder, K sweep, step against floor, acceptance,
+negative results; it needs no network.
 
-  tools/report.py [FILE] [--bench TEXT] [--hardware TEXT] [--all] [--plots DIR]
+  tools/report.py [FILE...] [--bench TEXT] [--hardware TEXT] [--all] [--html PAGE] [--png DIR]
 
-Columns of the file: date, commit, hardware, bench, shape, value, unit, floor (the fraction of the floor of
-docs/design.md section 10; may be empty). `quadrille bench --append-tsv FILE` writes such rows.
+FILEs, told apart by what is in them (default: docs/results.tsv):
+  results.tsv   rows of `quadrille bench --append-tsv`: date, commit, hardware, bench, shape, value, unit, floor
+                (the fraction of the floor of docs/design.md section 10; may be empty)
+  runs.tsv      the runs of tools/ladder.sh
+  *.h5          generations, read by `quadrille inspect --json`
 """
 import argparse
 import collections
+import json
 import os
-import re
+import shutil
+import subprocess
 import sys
+
+import report_page
+import report_plot
 
 COLUMNS = ["date", "commit", "hardware", "bench", "shape", "value", "unit", "floor"]
 Row = collections.namedtuple("Row", COLUMNS)
+RUN_COLUMNS = ["run", "exit", "seconds", "command"]
+Run = collections.namedtuple("Run", RUN_COLUMNS)
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def read_rows(path):
-    """Rows in the order of the file. ValueError names file, line, expected and found."""
-    with open(path, encoding="utf-8") as f:
-        lines = f.read().split("\n")
-    if lines[0].split("\t") != COLUMNS:
-        raise ValueError(f"{path}:1: expected the columns {', '.join(COLUMNS)}, found {lines[0]!r}")
-    rows = []
+def read_table(path, lines, columns):
+    """(line number, fields) of every line. ValueError names file, line, expected and found."""
     for number, line in enumerate(lines[1:], 2):
-        if not line:
-            continue
         fields = line.split("\t")
-        if len(fields) != len(COLUMNS):
-            raise ValueError(f"{path}:{number}: expected {len(COLUMNS)} fields, found {len(fields)}")
+        if line and len(fields) != len(columns):
+            raise ValueError(f"{path}:{number}: expected {len(columns)} fields, found {len(fields)}")
+        if line:
+            yield number, fields
+
+
+def read_rows(path, lines):
+    """Rows in the order of the file."""
+    rows = []
+    for number, fields in read_table(path, lines, COLUMNS):
         row = Row(*fields)
         try:
             rows.append(row._replace(value=float(row.value),
@@ -38,6 +51,35 @@ def read_rows(path):
         except ValueError as error:
             raise ValueError(f"{path}:{number}: expected numbers as value and fraction: {error}") from None
     return rows
+
+
+def read_tsv(path):
+    """(rows, runs) of a file, whichever it holds."""
+    with open(path, encoding="utf-8") as f:
+        lines = f.read().split("\n")
+    if lines[0].split("\t") == RUN_COLUMNS:
+        return [], [Run(*fields) for _, fields in read_table(path, lines, RUN_COLUMNS)]
+    if lines[0].split("\t") != COLUMNS:
+        raise ValueError(f"{path}:1: expected the columns {', '.join(COLUMNS)}, found {lines[0]!r}")
+    return read_rows(path, lines), []
+
+
+def read_generations(path, program):
+    """What the program says of the file."""
+    done = subprocess.run([program, "inspect", "--json", "--limit", "0", path], capture_output=True, text=True,
+                          check=False)
+    if done.returncode != 0:
+        raise ValueError(done.stderr.strip() or f"{program} inspect {path}: exit code {done.returncode}")
+    told = json.loads(done.stdout)
+    if "acceptance" not in told:
+        raise ValueError(f"{path}: expected generations, found {told['kind']}")
+    return told
+
+
+def find_program(name):
+    """As named, else on PATH, else where the build leaves it."""
+    build = os.path.join(HERE, "..", os.environ.get("QUADRILLE_BUILD", "build"), "jobs", "quadrille")
+    return name or shutil.which("quadrille") or build
 
 
 def series(rows):
@@ -77,56 +119,55 @@ def table(rows, every):
     return out
 
 
-def plot(rows, folder):
-    """One PNG a bench: a line for each hardware and shape over the measurements. Paths written."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    os.makedirs(folder, exist_ok=True)
-    by_bench = {}
-    for (machine, bench, shape, unit), group in series(rows).items():
-        by_bench.setdefault((bench, unit), []).append((f"{machine}: {shape}", group))
-    paths = []
-    for (bench, unit), lines in by_bench.items():
-        figure, axes = pyplot.subplots(figsize=(10, 5))
-        for title, group in lines:
-            axes.plot([row.date[:16].replace("T", " ") for row in group], [row.value for row in group],
-                      marker="o", label=title)
-        axes.set(title=bench, ylabel=unit)
-        axes.set_ylim(bottom=0)
-        axes.tick_params(axis="x", rotation=30)
-        axes.legend(fontsize="x-small")
-        figure.tight_layout()
-        paths.append(os.path.join(folder, re.sub(r"[^A-Za-z0-9]+", "-", bench).strip("-") + ".png"))
-        figure.savefig(paths[-1], dpi=120)
-        pyplot.close(figure)
-    return paths
+def write_page(rows, runs, files, options):
+    """The page and its pictures; lines that say what was written."""
+    text, plots = report_page.page(rows, runs, files, series)
+    said = []
+    if options.html:
+        with open(options.html, "w", encoding="utf-8") as f:
+            f.write(text)
+        said.append(f"{options.html}: {len(plots)} plots")
+    if options.png:
+        os.makedirs(options.png, exist_ok=True)
+        for plot in plots:
+            said.append(os.path.join(options.png, plot.name + ".png"))
+            report_plot.png(plot, said[-1])
+    return said
 
 
-def main():
-    here = os.path.dirname(os.path.abspath(__file__))
+def read_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", default=os.path.join(here, "..", "docs", "results.tsv"))
+    parser.add_argument("files", nargs="*", default=[os.path.join(HERE, "..", "docs", "results.tsv")])
     parser.add_argument("--bench", default="", help="only benches that contain TEXT")
     parser.add_argument("--hardware", default="", help="only hardware that contains TEXT")
     parser.add_argument("--all", action="store_true", help="every measurement, not only the last")
-    parser.add_argument("--plots", metavar="DIR", help="write a PNG a bench there")
-    options = parser.parse_args()
+    parser.add_argument("--html", metavar="PAGE", help="write the page there instead of the table")
+    parser.add_argument("--png", metavar="DIR", help="write its plots there as PNG (needs matplotlib)")
+    parser.add_argument("--program", default="", help="quadrille, for .h5 files [on PATH, else of the build]")
+    return parser.parse_args()
+
+
+def main():
+    options = read_options()
+    rows, runs, files = [], [], []
     try:
-        rows = [row for row in read_rows(options.file)
-                if options.bench in row.bench and options.hardware in row.hardware]
+        for path in options.files:
+            if path.endswith(".h5"):
+                files.append(read_generations(path, find_program(options.program)))
+                continue
+            more_rows, more_runs = read_tsv(path)
+            rows += [row for row in more_rows if options.bench in row.bench and options.hardware in row.hardware]
+            runs += more_runs
+        if options.html or options.png:
+            print(*write_page(rows, runs, files, options), sep="\n")
+            return 0
+    except ImportError:
+        print("report: --png: matplotlib is not installed", file=sys.stderr)
+        return 1
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if not rows:
-        print("report: no measurements")
-        return 0
-    print("\n".join(table(rows, options.all)))
-    if options.plots:
-        try:
-            print("", *plot(rows, options.plots), sep="\n")
-        except ImportError:
-            print("report: matplotlib is not installed: no plots", file=sys.stderr)
+    print("\n".join(table(rows, options.all)) if rows else "report: no measurements")
     return 0
 
 

@@ -89,6 +89,7 @@ void read_plain_line(const JsonObject& object, std::string_view line, PromptReco
         read_option(object, option.name, option.name, record);
     }
     read_stops(object, record);
+    if (object.has("kind")) record.kind = read_text(object, "kind");
     if (object.has("continuation")) {
         if (!record.is_text()) object.reject("continuation", "text or messages beside it");
         record.continuation = read_text(object, "continuation");
@@ -96,11 +97,12 @@ void read_plain_line(const JsonObject& object, std::string_view line, PromptReco
     const bool chat = object.has("messages");
     for (const auto& item : object.value().items()) {
         const auto named = [&](const auto& option) { return item.key() == option.name; };
-        const bool known =
-            item.key() == "id" || item.key() == "text" || item.key() == "tokens" ||
-            item.key() == "continuation" || item.key() == options::kStopTokens ||
-            item.key() == options::kStopText || std::ranges::any_of(options::kInts, named) ||
-            std::ranges::any_of(options::kFloats, named) || (chat && is_chat_key(item.key()));
+        const bool known = item.key() == "id" || item.key() == "kind" || item.key() == "text" ||
+                           item.key() == "tokens" || item.key() == "continuation" ||
+                           item.key() == options::kStopTokens || item.key() == options::kStopText ||
+                           std::ranges::any_of(options::kInts, named) ||
+                           std::ranges::any_of(options::kFloats, named) ||
+                           (chat && is_chat_key(item.key()));
         if (!known) ++unknown_keys[item.key()];
     }
 }

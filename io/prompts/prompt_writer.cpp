@@ -43,6 +43,7 @@ void PromptColumns::note(const PromptRecord& record) {
     if (!record.stop_tokens.empty()) options.insert(options::kStopTokens);
     if (!record.stop_text.empty()) options.insert(options::kStopText);
     completion = completion || record.completion;
+    kind = kind || !record.kind.empty();
     error = error || !record.error.empty();
 }
 
@@ -96,6 +97,7 @@ void PromptWriter::create_columns() {
                rows);
     }
     if (columns_.completion) create("completion", Element::u8, rows);
+    if (columns_.kind) create("kind", Element::string, rows);
     if (columns_.error) create("error", Element::string, rows);
     for (const auto& option : options::kInts) {
         if (columns_.options.contains(option.name)) create(option.name, Element::i64, rows);
@@ -174,6 +176,11 @@ void PromptWriter::flush_remarks() {
         std::vector<uint8_t> flags;
         for (const PromptRecord& record : batch_) flags.push_back(record.completion ? 1 : 0);
         column("completion").append<uint8_t>(flags);
+    }
+    if (columns_.kind) {
+        std::vector<std::string> kinds;
+        for (const PromptRecord& record : batch_) kinds.push_back(record.kind);
+        column("kind").append_strings(kinds);
     }
     if (columns_.error) {
         std::vector<std::string> errors;

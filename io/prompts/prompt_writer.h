@@ -33,6 +33,7 @@ struct PromptRecord {
     // Text that `score` scores behind the prompt, which is text too; "": none. Whoever writes the
     // record makes tokens and score_from of both (join_continuation).
     std::string continuation;
+    std::string kind;   // a name that statistics go by; "": none
     std::string error;  // why it cannot be run: its prompt and options count for nothing
 
     bool is_text() const { return prompt.index() == 0; }
@@ -46,6 +47,7 @@ struct PromptColumns {
     Id id = Id::none;
     std::set<std::string> options;  // names of io/prompts/option_table.h
     bool completion = false;
+    bool kind = false;
     bool error = false;
     int64_t expected = 0;  // records that will come, about: sizes of chunks; 0: nobody knows
 

@@ -22,16 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSlice = 256;  // records of a file in memory at a time
 
-void add_lists(std::vector<int64_t>& sum, const std::vector<int64_t>& values) {
-    if (sum.size() < values.size()) sum.resize(values.size(), 0);
-    for (size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
-}
-
-double ratio(int64_t part, int64_t whole) {
-    if (whole == 0) return std::numeric_limits<double>::quiet_NaN();
-    return static_cast<double>(part) / static_cast<double>(whole);
-}
-
 // Lengths by row become the bounds of the whole.
 void accumulate(std::vector<int64_t>& lengths) {
     lengths.push_back(0);
@@ -73,8 +63,9 @@ void widen(Generation& generation, int64_t from, int64_t to) {
 class Assembler {
   public:
     explicit Assembler(const Assembly& assembly)
-        : assembly_(assembly), completions_(assembly.completions) {
+        : assembly_(assembly), completions_(assembly.completions), kinds_(assembly.kinds) {
         completions_.resize(assembly.records.size(), false);
+        kinds_.resize(assembly.records.size());
         index();
     }
     ResultSummary write(const fs::path& whole, const h5::Attributes& provenance);
@@ -88,9 +79,11 @@ class Assembler {
     void index();
     void copy(size_t number, GenerationTable& table);
     void add(Generation& generation, size_t row, int64_t logprobs);
+    void write_columns(h5::Group generations) const;
 
     const Assembly& assembly_;
     std::vector<bool> completions_;
+    std::vector<std::string> kinds_;
     // The place of each record, and the bounds of its tokens and trace steps in the whole file.
     std::vector<Place> places_;
     std::vector<int64_t> offsets_;
@@ -136,6 +129,8 @@ void Assembler::index() {
 }
 
 void Assembler::add(Generation& generation, size_t row, int64_t logprobs) {
+    if (generation.kind.empty()) generation.kind = kinds_[row];
+    kinds_[row] = generation.kind;
     summary_.add(generation);
     if (generation.completion) completions_[row] = true;
     widen(generation, logprobs, assembly_.layout.logprobs);
@@ -169,6 +164,19 @@ void Assembler::copy(size_t number, GenerationTable& table) {
     }
 }
 
+// Columns that only a whole file has.
+void Assembler::write_columns(h5::Group generations) const {
+    if (std::ranges::find(completions_, true) != completions_.end()) {
+        const std::vector<uint8_t> flags(completions_.begin(), completions_.end());
+        generations.create_dataset("completion", h5::Element::u8, {std::ssize(flags)})
+            .write<uint8_t>(0, flags);
+    }
+    if (std::ranges::any_of(kinds_, [](const std::string& kind) { return !kind.empty(); })) {
+        generations.create_dataset("kind", h5::Element::string, {std::ssize(kinds_)})
+            .write_strings(0, kinds_);
+    }
+}
+
 ResultSummary Assembler::write(const fs::path& whole, const h5::Attributes& provenance) {
     summary_.by_position.resize(static_cast<size_t>(assembly_.layout.k), 0);
     summary_.histogram.resize(static_cast<size_t>(assembly_.layout.k) + 1, 0);
@@ -180,12 +188,7 @@ ResultSummary Assembler::write(const fs::path& whole, const h5::Attributes& prov
         for (size_t f = 0; f < assembly_.files.size(); ++f) copy(f, table);
         file.flush();
     }
-    if (std::ranges::find(completions_, true) != completions_.end()) {
-        const std::vector<uint8_t> flags(completions_.begin(), completions_.end());
-        file.group("generations")
-            .create_dataset("completion", h5::Element::u8, {std::ssize(flags)})
-            .write<uint8_t>(0, flags);
-    }
+    write_columns(file.group("generations"));
     file.group("acceptance")
         .set_attributes({{"accepted_per_step", summary_.accepted_per_step()},
                          {"emitted_per_step", summary_.emitted_per_step()},
@@ -198,27 +201,6 @@ ResultSummary Assembler::write(const fs::path& whole, const h5::Attributes& prov
 }
 
 }  // namespace
-
-void ResultSummary::add(const Generation& generation) {
-    ++records;
-    errors += generation.status == Status::error ? 1 : 0;
-    tokens += std::ssize(generation.tokens);
-    const Acceptance& a = generation.acceptance;
-    steps += a.steps;
-    drafted += a.drafted;
-    accepted += a.accepted;
-    emitted += a.emitted;
-    add_lists(by_position, a.by_position);
-    add_lists(histogram, a.histogram);
-}
-
-double ResultSummary::accepted_per_step() const {
-    return ratio(accepted, steps);
-}
-
-double ResultSummary::emitted_per_step() const {
-    return ratio(emitted, steps);
-}
 
 int64_t find_row(const std::vector<RecordKey>& records, const RecordKey& key) {
     const auto found = std::lower_bound(records.begin(), records.end(), key);

@@ -6,6 +6,7 @@
 #include "io/h5/h5.h"
 #include "io/records.h"
 #include "io/results/generation_table.h"
+#include "io/results/result_summary.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -15,28 +16,11 @@
 
 namespace quadrille {
 
-struct ResultSummary {
-    int64_t records = 0;
-    int64_t errors = 0;  // records with status error
-    int64_t tokens = 0;
-    int64_t steps = 0;
-    int64_t drafted = 0;
-    int64_t accepted = 0;
-    int64_t emitted = 0;
-    std::vector<int64_t> by_position;  // (K)
-    std::vector<int64_t> histogram;    // (K + 1)
-
-    void add(const Generation& generation);
-    // NaN when there were no steps.
-    double accepted_per_step() const;
-    double emitted_per_step() const;
-    double accept_length() const { return 1.0 + accepted_per_step(); }
-};
-
 struct Assembly {
     GenerationLayout layout;
     std::vector<RecordKey> records;  // ascending: the rows of the file
     std::vector<bool> completions;   // by row, beside what the files say of it; {}: none
+    std::vector<std::string> kinds;  // the same
     std::string place;               // of the files, for messages
     std::vector<std::filesystem::path> files;
     std::string kind;  // of the files: schema::kPart or schema::kGenerations

@@ -96,6 +96,8 @@ void GenerationReader::open_optional() {
     }
     if (file_.has("generations/completion"))
         completion_ = open("generations/completion", TypeClass::integer, {records_});
+    if (file_.has("generations/kind"))
+        kind_ = open("generations/kind", TypeClass::string, {records_});
     layout_.text = file_.has("generations/text");
     if (layout_.text) text_ = open("generations/text", TypeClass::string, {records_});
     layout_.origin = file_.has("generations/source");
@@ -203,6 +205,10 @@ void GenerationReader::read_columns(int64_t first, std::vector<Generation>& out)
     if (completion_) {
         const auto flags = completion_->read<int64_t>(first, count);
         for (size_t i = 0; i < out.size(); ++i) out[i].completion = flags[i] != 0;
+    }
+    if (kind_) {
+        auto kinds = kind_->read_strings(first, count);
+        for (size_t i = 0; i < out.size(); ++i) out[i].kind = std::move(kinds[i]);
     }
     if (is_greedy_) {
         const auto flags = is_greedy_->read<int64_t>(first, count);

@@ -51,8 +51,8 @@ class GenerationReader {
     std::vector<int64_t> trace_offsets_;
     h5::Dataset tokens_, status_, finish_reason_, error_, prompt_index_;
     h5::Dataset steps_, drafted_, accepted_, emitted_, by_position_, histogram_;
-    std::optional<h5::Dataset> prompt_tokens_, id_, completion_, text_, source_, sample_, trace_,
-        chosen_, top_ids_, top_, is_greedy_;
+    std::optional<h5::Dataset> prompt_tokens_, id_, completion_, kind_, text_, source_, sample_,
+        trace_, chosen_, top_ids_, top_, is_greedy_;
 };
 
 }  // namespace quadrille

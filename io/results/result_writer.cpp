@@ -148,6 +148,7 @@ ResultSummary ResultWriter::finish(const h5::Attributes& provenance) {
                                      {.layout = options_.layout,
                                       .records = options_.records,
                                       .completions = options_.completions,
+                                      .kinds = options_.kinds,
                                       .place = folder_->path().string(),
                                       .files = all_parts(),
                                       .kind = schema::kPart},

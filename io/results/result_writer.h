@@ -30,6 +30,7 @@ struct ResultOptions {
     std::vector<RecordKey> records;  // those of the run, ascending: the rows of the file
     std::vector<const Ids*> ids;     // of each prompt file, by prompt_index; outlive the writer
     std::vector<bool> completions;   // by row: asked for as a completion of OpenAI's; {}: none is
+    std::vector<std::string> kinds;  // by row, of the prompts; {}: none has one
     h5::Attributes fingerprint;      // what makes two runs the same run: run.h5
     Locking locking = Locking::required;
     // Called before a part or the result gets its name; throws where that must not happen.

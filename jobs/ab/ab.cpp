@@ -48,6 +48,7 @@ struct Side {
     int64_t k = 0;
     std::vector<RecordKey> keys;
     std::vector<std::vector<int32_t>> tokens;
+    std::vector<std::string> kinds;
     std::vector<RecordAcceptance> records;
 };
 
@@ -65,6 +66,7 @@ Side read_side(const std::string& path) {
               .k = reader.layout().k,
               .keys = reader.keys(0, reader.record_count()),
               .tokens = {},
+              .kinds = {},
               .records = {}};
     const auto rate = provenance.attribute("decode_rate");
     if (rate && std::holds_alternative<double>(*rate)) {
@@ -77,6 +79,7 @@ Side read_side(const std::string& path) {
                                     .accepted = g.acceptance.accepted,
                                     .by_position = std::move(g.acceptance.by_position)});
             side.tokens.push_back(std::move(g.tokens));
+            side.kinds.push_back(std::move(g.kind));
         }
     }
     return side;
@@ -97,10 +100,11 @@ void check_common(const std::vector<std::string>& paths) {
     }
 }
 
-// By record; all of kind "all" where no prompts tell.
+// By record; all of kind "all" where neither the prompts nor the file tell.
 std::vector<std::string> kinds_of(const AbOptions& options, const Side& side) {
+    const bool known = std::ranges::any_of(side.kinds, [](const auto& k) { return !k.empty(); });
     std::vector<std::string> kinds(side.keys.size(), "all");
-    if (options.prompts.empty()) return kinds;
+    if (options.prompts.empty()) return known ? side.kinds : kinds;
     const h5::Dataset dataset = h5::File::open(options.prompts).dataset("prompts/kind");
     const std::vector<std::string> all = dataset.read_strings(0, dataset.rows());
     for (size_t i = 0; i < kinds.size(); ++i) {

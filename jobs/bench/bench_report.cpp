@@ -145,8 +145,12 @@ ordered_json work_json(const WorkSum& sum) {
 
 ordered_json run_json(const BenchRun& run) {
     const EngineStats& s = run.stats;
+    const double seconds = s.prefill_seconds + s.decode_seconds;
     ordered_json out = {{"k", run.k},
                         {"concurrency", run.concurrency},
+                        {"request_count", std::ssize(run.tokens)},
+                        {"measurement_seconds", seconds},
+                        {"aggregate_tps", number_json(ratio(as_double(s.emitted), seconds))},
                         {"prefill_tokens", s.prefill_tokens},
                         {"prefill_passes", run.prefill_passes},
                         {"prefill_seconds", s.prefill_seconds},

@@ -6,8 +6,8 @@
 #include "io/h5/seal.h"
 #include "io/prompts/prompt_reader.h"
 #include "io/results/generation_reader.h"
-#include "io/results/result_writer.h"
 #include "jobs/common/table.h"
+#include "jobs/files/generation_totals.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
@@ -179,37 +179,32 @@ std::string prompt_records(const PromptReader& reader, int64_t limit) {
 
 // ---- generations --------------------------------------------------------------------------------
 
-struct GenerationTotals {
-    ResultSummary sums;
-    std::vector<int64_t> status = std::vector<int64_t>(schema::kStatusNames.size(), 0);
-    std::vector<int64_t> finish = std::vector<int64_t>(schema::kFinishNames.size(), 0);
-    int64_t violations = 0;
-    std::string first_violation;
-};
-
-GenerationTotals add_up(const GenerationReader& reader) {
-    GenerationTotals totals;
-    for (int64_t first = 0; first < reader.record_count(); first += kSlice) {
-        const int64_t count = std::min(kSlice, reader.record_count() - first);
-        for (const Generation& generation : reader.read(first, count)) {
-            totals.sums.add(generation);
-            ++totals.status[static_cast<size_t>(generation.status)];
-            ++totals.finish[static_cast<size_t>(generation.finish_reason)];
-            const std::string violation = find_violation(generation, reader.layout().k);
-            if (violation.empty() || totals.violations++ > 0) continue;
-            totals.first_violation =
-                fmt::format("record {}: {}", generation.prompt_index, violation);
-        }
-    }
-    return totals;
-}
-
 std::string named_counts(const std::vector<int64_t>& counts,
                          const std::vector<std::string>& names) {
     std::vector<std::string> out;
     for (size_t i = 0; i < counts.size(); ++i)
         if (counts[i] > 0) out.push_back(fmt::format("{} {}", counts[i], names[i]));
     return out.empty() ? "none" : fmt::format("{}", fmt::join(out, ", "));
+}
+
+std::string with_error(double value, double error) {
+    return std::isnan(error) ? ratio(value) : fmt::format("{:.4f} ± {:.4f}", value, error);
+}
+
+// ± one standard error.
+std::string kind_table(const ResultSummary& sums) {
+    if (sums.kinds.empty()) return "";
+    Table table("lrrl");
+    table.row({"kind", "records", "accept length", "drafts accepted by position"});
+    for (const auto& [kind, of_kind] : sums.kinds) {
+        std::string positions;
+        for (size_t i = 0; i < of_kind.by_position.size(); ++i) {
+            positions += fmt::format("{}{:.3f}", i == 0 ? "" : " ", of_kind.position_rate(i));
+        }
+        table.row({excerpt(kind, 24), fmt::format("{}", of_kind.records),
+                   with_error(of_kind.accept_length(), of_kind.accept_length_error()), positions});
+    }
+    return '\n' + table.text();
 }
 
 std::string acceptance_table(const ResultSummary& sums, int64_t k) {
@@ -220,7 +215,7 @@ std::string acceptance_table(const ResultSummary& sums, int64_t k) {
         .row({"emitted", fmt::format("{}", sums.emitted)})
         .row({"accepted per step", ratio(sums.accepted_per_step())})
         .row({"emitted per step", ratio(sums.emitted_per_step())})
-        .row({"accept length", ratio(sums.accept_length())});
+        .row({"accept length", with_error(sums.accept_length(), sums.accept_length_error())});
     std::string out = "\nacceptance, K = " + fmt::format("{}", k) + '\n' + totals.text();
     if (k == 0 || sums.steps == 0) return out;
     Table positions("rrrrr");
@@ -231,7 +226,7 @@ std::string acceptance_table(const ResultSummary& sums, int64_t k) {
                        share(at_least, sums.steps), fmt::format("{}", sums.histogram[j]),
                        share(sums.histogram[j], sums.steps)});
     }
-    return out + '\n' + positions.text();
+    return out + '\n' + positions.text() + kind_table(sums);
 }
 
 std::string generation_records(const GenerationReader& reader, int64_t limit) {
@@ -277,7 +272,8 @@ std::string describe_prompts(const std::filesystem::path& path, int64_t limit) {
 std::string describe_generations(const std::filesystem::path& path, const std::string& kind,
                                  int64_t limit) {
     const GenerationReader reader(path, kind);
-    const GenerationTotals totals = add_up(reader);
+    GenerationTotals totals;
+    totals.add(reader);
     Table table("ll");
     table.row({"records", fmt::format("{}", reader.record_count())})
         .row({"tokens", fmt::format("{}", totals.sums.tokens)})

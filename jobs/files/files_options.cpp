@@ -23,6 +23,7 @@ void add_flags(CLI::App& app, InspectOptions& options) {
     add_paths(app, "paths", options.paths, "a file or folder",
               "HDF5 files of ours, checkpoint folders", "PATH...");
     add_number(app, "--limit", options.limit, 0, kAny, "records shown of each file [5]");
+    app.add_flag("--json", options.json, "sums of generations files, JSON, an object each");
 }
 
 void add_flags(CLI::App& app, PackOptions& options) {

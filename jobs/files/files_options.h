@@ -14,6 +14,7 @@ namespace quadrille {
 struct InspectOptions {
     std::vector<std::string> paths;  // files of ours or checkpoint folders
     int64_t limit = 5;               // records shown of each file; 0: none
+    bool json = false;               // generations, for programs
 };
 
 struct PackOptions {

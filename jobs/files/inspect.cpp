@@ -8,6 +8,7 @@
 #include "io/results/result_files.h"
 #include "jobs/files/checkpoint_summary.h"
 #include "jobs/files/file_summary.h"
+#include "jobs/files/generation_totals.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
@@ -42,6 +43,17 @@ std::vector<fs::path> files_of(const fs::path& path) {
     return files;
 }
 
+std::string json_of(const fs::path& path) {
+    refuse_broken_seal(path);
+    std::vector<std::string> notices;
+    const std::string kind = schema::kind_of(h5::File::open(path), notices);
+    if (kind != schema::kGenerations && kind != schema::kScores && kind != schema::kPart) {
+        throw Error(ErrorKind::usage,
+                    fmt::format("--json: {}: expected generations, found {}", path.string(), kind));
+    }
+    return generations_json(GenerationReader(path, kind), kind);
+}
+
 }  // namespace
 
 std::string describe_path(const fs::path& path, int64_t limit) {
@@ -62,7 +74,8 @@ int run_inspect(const InspectOptions& options) {
     for (const std::string& path : options.paths) try_files(files_of(path));
     for (size_t i = 0; i < options.paths.size(); ++i) {
         const std::string text =
-            (i == 0 ? "" : "\n") + describe_path(options.paths[i], options.limit);
+            options.json ? json_of(options.paths[i])
+                         : (i == 0 ? "" : "\n") + describe_path(options.paths[i], options.limit);
         std::fputs(text.c_str(), stdout);
     }
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)

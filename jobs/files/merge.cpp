@@ -206,6 +206,7 @@ ResultSummary merge(const MergeOptions& options) {
     Assembly assembly{.layout = common_layout(files),
                       .records = all_records(files),
                       .completions = {},
+                      .kinds = {},
                       .place = "merge",
                       .files = {},
                       .kind = schema::kGenerations};

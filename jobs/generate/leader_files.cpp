@@ -41,6 +41,7 @@ RunShape LeaderFiles::claim() {
                                   .records = source_->keys(),
                                   .ids = source_->ids(),
                                   .completions = source_->completions(),
+                                  .kinds = kinds(),
                                   .fingerprint = fingerprint_,
                                   .locking = options.locking,
                                   .before_commit = around_.before_commit});

@@ -26,6 +26,7 @@ RunFiles::RunFiles(const Around& around) : around_(around), out_(follow_links(ar
     source_.emplace(options, prompt_files_->paths(), options.target, around_.config.vocab_size,
                     tokenizer_.get());
     for (const std::string& notice : source_->notices()) around_.log.notice(notice);
+    kinds_ = read_kinds(prompt_files_->paths());
     prompt_files_->discard();
 }
 
@@ -53,6 +54,17 @@ GenerationLayout RunFiles::layout() const {
     layout.origin = source_->has_origin();
     if (layout.origin) layout.sources = source_->names();
     return layout;
+}
+
+std::vector<std::string> RunFiles::kinds() const {
+    if (std::ranges::all_of(kinds_, &std::vector<std::string>::empty)) return {};
+    std::vector<std::string> result;
+    for (const RecordKey& key : source_->keys()) {
+        const auto& of_file = kinds_[static_cast<size_t>(key.source)];
+        const auto at = static_cast<size_t>(key.prompt_index);
+        result.push_back(at < of_file.size() ? of_file[at] : std::string());
+    }
+    return result;
 }
 
 std::string RunFiles::description() const {

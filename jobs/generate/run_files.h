@@ -89,6 +89,8 @@ class RunFiles {
     // What follows from the shape of the run: its fingerprint, the limit of its prompts.
     void set_shape(const RunShape& shape);
     GenerationLayout layout() const;
+    // By record; empty: no prompt has one.
+    std::vector<std::string> kinds() const;
     // Once the run is claimed. `ends`: as the run's leader counts them; {}: as they are here.
     void take_up_earlier(std::vector<char> ends);
 
@@ -97,6 +99,7 @@ class RunFiles {
     std::unique_ptr<Tokenizer> tokenizer_;
     std::optional<PromptFiles> prompt_files_;
     std::optional<RecordSource> source_;
+    std::vector<std::vector<std::string>> kinds_;  // of each prompt file, by prompt
     h5::Attributes fingerprint_;
     std::vector<bool> done_;
     std::vector<char> ends_;

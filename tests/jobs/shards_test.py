@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards of one prompts file: merged they are the file of one run, and finished ones are skipped when they are
 asked for again. Usage: shards_test.py MPIRUN QUADRILLE SAME_RESULTS DATA_FOLDER"""
+import json
 import os
 import shutil
 import subprocess
@@ -33,6 +34,9 @@ def check_merge(runs, prompts, files):
     code, said = outcome(runs, "inspect", merged)
     runs.check("inspect reads a merged file", code == 0, said)
     runs.check("a merged file has no figures of one start", "last_start_" not in said, said)
+    kinds = [json.loads(outcome(runs, "inspect", "--json", path)[1])["kinds"] for path in (whole, merged, files[1])]
+    runs.check("merged shards keep the kinds of their prompts", kinds[0] == kinds[1] and set(kinds[2]) == {"new", "old"},
+               str(kinds))
     runs.check("a shard has them", "last_start_decode_seconds" in outcome(runs, "inspect", files[0])[1], "")
     code, said = outcome(runs, "merge", *files, "--out", merged)
     runs.check("merge replaces nothing unasked", code == 2, said)
@@ -87,7 +91,7 @@ def check_skip(runs, prompts, files):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         runs = DemoRuns(folder)
-        lines = runs.demo_prompts()
+        lines = [{**line, "kind": ("old", "new")[i // 6]} for i, line in enumerate(runs.demo_prompts())]
         prompts = [runs.pack("a", lines), runs.pack("b", lines)]
         files = make_shards(runs, prompts, "shard")
         check_merge(runs, prompts, files)

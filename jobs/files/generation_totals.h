@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the records of generations files come to, read in slices.
+#pragma once
+
+#include "io/h5/schema.h"
+#include "io/results/generation_reader.h"
+#include "io/results/result_summary.h"
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace quadrille {
+
+struct GenerationTotals {
+    ResultSummary sums;
+    std::vector<int64_t> status = std::vector<int64_t>(schema::kStatusNames.size(), 0);
+    std::vector<int64_t> finish = std::vector<int64_t>(schema::kFinishNames.size(), 0);
+    int64_t violations = 0;  // records whose statistics disagree
+    std::string first_violation;
+
+    void add(const GenerationReader& reader);
+};
+
+// `reader` is of scores or generations of which the file says more. Several lines of JSON.
+std::string generations_json(const GenerationReader& reader, const std::string& kind);
+
+}  // namespace quadrille
