@@ -184,7 +184,7 @@ TEST(Inspect, DescribesGenerationsAndParts) {
     expect_line(report, "finish reasons 1 eos, 1 length, 1 error");
     expect_line(report, "statistics consistent");
     expect_line(report, "/acceptance/histogram int64 \\[3, 3\\]");
-    expect_line(report, "accept length 1\\.7500");
+    expect_line(report, "accept length 1\\.7500 ± 0\\.3750");
     expect_line(report, "accepted per step 0\\.7500");
     // 4 steps accept 0, 1, 2 and 0 drafts.
     expect_line(report, "0 4 100\\.0 % 2 50\\.0 %");
