@@ -30,6 +30,22 @@ bool takes_tiles(const Matrix& weight, int64_t rows) {
     return native_fragments(weight) && weight.n >= columns;
 }
 
+// The rows x, which begin at row `first` of the product.
+NativeProduct native_args(const Products::Tiled& product, View<const float> x, int64_t first) {
+    NativeProduct args;
+    args.matrix = *product.weight;
+    args.m = static_cast<int32_t>(x.rows);
+    args.x = x.data;
+    args.x_stride = x.stride;
+    args.out = product.out;
+    args.out.data += first * product.out.row_stride;
+    return args;
+}
+
+bool same_rows(View<const float> a, View<const float> b) {
+    return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
+}
+
 }  // namespace
 
 void CudaBackend::linear(View<float> out, View<const float> in, const Matrix& weight) {
@@ -106,32 +122,36 @@ void Products::exl3_product(const ProductOut& out, View<const float> in, const M
 }
 
 void Products::native_product(const ProductOut& out, View<const float> in, const Matrix& weight) {
-    const bool tiled = takes_tiles(weight, in.rows);
-    if (tiled && weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
-    const int64_t slab = tiled ? kNativeSlab : int64_t{65535} * kStreamRows;
-    for (int64_t first = 0; first < in.rows; first += slab) {
-        const View<const float> x = in.slice_rows(first, std::min(slab, in.rows - first));
-        NativeProduct args;
-        args.matrix = weight;
-        args.m = static_cast<int32_t>(x.rows);
-        args.x = x.data;
-        args.x_stride = x.stride;
-        args.out = out;
-        args.out.data += first * out.row_stride;
-        if (!tiled) {
-            const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= kernels_.processors();
-            const int32_t rows = x.rows <= 8 || few ? 8 : kStreamRows;
-            native_stream(args, weight.dtype, weight.n,
-                          static_cast<int32_t>(ceil_div(x.rows, rows)), rows, 1,
-                          kernels_.processors(), stream_.get());
-            continue;
-        }
+    if (takes_tiles(weight, in.rows)) {
+        if (weight.segments > 1 && !out.by_segment) return native_tree(out, in, weight);
+        const Tiled one{out, &weight};
+        return native_tiles({&one, 1}, in);
+    }
+    constexpr int64_t kSlab = int64_t{65535} * kStreamRows;
+    for (int64_t first = 0; first < in.rows; first += kSlab) {
+        const View<const float> x = in.slice_rows(first, std::min(kSlab, in.rows - first));
+        const NativeProduct args = native_args({out, &weight}, x, first);
+        const bool few = ceil_div(weight.n, 16) * ceil_div(x.rows, 8) <= kernels_.processors();
+        const int32_t rows = x.rows <= 8 || few ? 8 : kStreamRows;
+        native_stream(args, weight.dtype, weight.n, static_cast<int32_t>(ceil_div(x.rows, rows)),
+                      rows, 1, kernels_.processors(), stream_.get());
+    }
+}
+
+// Products of the same rows: their fragments are made once.
+void Products::native_tiles(std::span<const Tiled> products, View<const float> in) {
+    const int64_t k = products.front().weight->k;
+    for (int64_t first = 0; first < in.rows; first += kNativeSlab) {
+        const View<const float> x = in.slice_rows(first, std::min(kNativeSlab, in.rows - first));
         Workspace::Scope scope(workspace_);
         const auto tiles = static_cast<int32_t>(ceil_div(x.rows, kNativeTileRows));
-        auto* fragments = scope.take<uint4>(split_size(x.rows, weight.k));
-        split_rows(fragments, args, weight.k, tiles, stream_.get());
-        args.fragments = fragments;
-        native_tiled(args, weight.n, tiles, 1, kernels_, stream_.get());
+        auto* fragments = scope.take<uint4>(split_size(x.rows, k));
+        split_rows(fragments, native_args(products.front(), x, first), k, tiles, stream_.get());
+        for (const Tiled& product : products) {
+            NativeProduct args = native_args(product, x, first);
+            args.fragments = fragments;
+            native_tiled(args, product.weight->n, tiles, 1, kernels_, stream_.get());
+        }
     }
 }
 
@@ -142,22 +162,41 @@ bool Products::streams(const Product& product) const {
            !takes_tiles(w, product.in.rows);
 }
 
+// True where the product may share fragments with others of the same rows.
+bool Products::tiles(const Product& product) const {
+    const Matrix& w = product.weight;
+    return !w.is_exl3() && product.in.rows > 0 && w.n > 0 && w.segments == 1 &&
+           takes_tiles(w, product.in.rows);
+}
+
 void Products::group(std::span<const Product> products) {
     std::array<NativeGroup, kMostGroups> groups{};
     std::array<Dtype, kMostGroups> dtypes{};
     size_t used = 0;
-    for (const Product& product : products) {
+    for (size_t i = 0; i < products.size(); ++i) {
+        const Product& product = products[i];
         const Matrix& w = product.weight;
+        const ProductOut out{.data = product.out.data, .row_stride = product.out.stride};
+        if (tiles(product)) {
+            std::array<Tiled, kNativeGroup> together{{{out, &w}}};
+            size_t count = 1;
+            while (count < together.size() && i + 1 < products.size() && tiles(products[i + 1]) &&
+                   same_rows(products[i + 1].in, product.in)) {
+                const Product& next = products[++i];
+                together[count++] = {{.data = next.out.data, .row_stride = next.out.stride},
+                                     &next.weight};
+            }
+            native_tiles(std::span(together).first(count), product.in);
+            continue;
+        }
         if (!streams(product)) {
-            this->product({.data = product.out.data, .row_stride = product.out.stride}, product.in,
-                          w);
+            this->product(out, product.in, w);
             continue;
         }
         size_t g = 0;
         while (g < used && !(dtypes[g] == w.dtype && groups[g].takes(w, product.in))) ++g;
         if (g == kMostGroups) {
-            this->product({.data = product.out.data, .row_stride = product.out.stride}, product.in,
-                          w);
+            this->product(out, product.in, w);
             continue;
         }
         used = std::max(used, g + 1);

@@ -35,10 +35,18 @@ class Products {
         return {kernels_.processors(), kernels_.shared_limit(), kernels_.shared_of_processor()};
     }
 
+    // A native product that is made from fragments.
+    struct Tiled {
+        ProductOut out;
+        const Matrix* weight = nullptr;
+    };
+
   private:
     void exl3_product(const ProductOut& out, View<const float> in, const Matrix& weight);
     bool streams(const Product& product) const;
+    bool tiles(const Product& product) const;
     void native_product(const ProductOut& out, View<const float> in, const Matrix& weight);
+    void native_tiles(std::span<const Tiled> products, View<const float> in);
     void native_tree(const ProductOut& out, View<const float> in, const Matrix& weight);
 
     const Stream& stream_;

@@ -60,32 +60,34 @@ void timed(GpuBench& bench, const std::string& name, double bytes, const std::fu
     bench.row("ops", name + rate, us, "us", bytes / bench.read() * 1e6 / us);
 }
 
-void bench_kda(GpuBench& bench, int32_t sequences, int32_t each, bool commit) {
+void bench_kda(GpuBench& bench, int32_t heads, int32_t sequences, int32_t each, bool commit) {
     constexpr int32_t kDim = 128;
-    constexpr int64_t kChannels = int64_t{kHeads} * kDim;
-    const KdaParams params{.heads = kHeads, .head_dim = kDim};
+    const int64_t channels = int64_t{heads} * kDim;
+    const KdaParams params{.heads = heads, .head_dim = kDim};
     const Pass pass(bench.backend(), sequences, each, commit ? 0 : kContext, commit);
     const int64_t m = pass.rows().m;
     const int64_t most = 8;  // pending rows of a sequence
-    const KdaWeights weights{.conv = bench.values(3 * kChannels, 4).data,
-                             .a_log = bench.values(1, kHeads).data,
-                             .dt_bias = bench.values(1, kChannels).data,
+    const KdaWeights weights{.conv = bench.values(3 * channels, 4).data,
+                             .a_log = bench.values(1, heads).data,
+                             .dt_bias = bench.values(1, channels).data,
                              .o_norm = bench.values(1, kDim).data};
-    const KdaState state{.state = bench.values(sequences, kChannels * kDim),
-                         .conv = bench.values(sequences, 9 * kChannels),
-                         .pending_qkv = bench.values(sequences, most * 3 * kChannels),
-                         .pending_decay = bench.values(sequences, most * kChannels),
-                         .pending_beta = bench.values(sequences, most * kHeads)};
-    const View<float> out = bench.values(m, kChannels);
-    const View<float> qkv = bench.values(m, 3 * kChannels);
-    const View<float> f = bench.values(m, kChannels);
-    const View<float> g = bench.values(m, kChannels);
-    const View<float> b = bench.values(m, kHeads);
-    const double states = 2.0 * sequences * static_cast<double>(kChannels) * kDim * 4;
-    const double rows = pass.m() * static_cast<double>(kChannels) * 6 * 4;
-    const double flops = pass.m() * kHeads * 7.0 * kDim * kDim;
+    const KdaState state{.state = bench.values(sequences, channels * kDim),
+                         .conv = bench.values(sequences, 9 * channels),
+                         .pending_qkv = bench.values(sequences, most * 3 * channels),
+                         .pending_decay = bench.values(sequences, most * channels),
+                         .pending_beta = bench.values(sequences, most * heads)};
+    const View<float> out = bench.values(m, channels);
+    const View<float> qkv = bench.values(m, 3 * channels);
+    const View<float> f = bench.values(m, channels);
+    const View<float> g = bench.values(m, channels);
+    const View<float> b = bench.values(m, heads);
+    const double states = 2.0 * sequences * static_cast<double>(channels) * kDim * 4;
+    const double rows = pass.m() * static_cast<double>(channels) * 6 * 4;
+    const double flops = pass.m() * heads * 7.0 * kDim * kDim;
     timed(
-        bench, fmt::format("kda TP2, {} of {} rows{}", sequences, each, commit ? ", prefill" : ""),
+        bench,
+        fmt::format("kda TP{}, {} of {} rows{}", 64 / heads, sequences, each,
+                    commit ? ", prefill" : ""),
         states + rows,
         [&] {
             bench.backend().kda({out, qkv, f, b, g}, weights, state, params, pass.rows());
@@ -200,8 +202,11 @@ void bench_ops(GpuBench& bench) {
 }
 
 void bench_sequence(GpuBench& bench) {
-    for (const int32_t sequences : {1, 8, 64}) bench_kda(bench, sequences, 3, false);
-    bench_kda(bench, 1, 2048, true);
+    for (const int32_t sequences : {1, 8, 64}) bench_kda(bench, kHeads, sequences, 3, false);
+    bench_kda(bench, kHeads, 1, 2048, true);
+    for (const int32_t sequences : {1, 2, 4, 16}) {
+        bench_kda(bench, 2 * kHeads, sequences, 2048 / sequences, true);
+    }
     for (const int32_t sequences : {1, 8, 64}) bench_mla(bench, sequences, 3, kContext);
     bench_mla(bench, 1, 2048, 0);
     bench_mla(bench, 1, 2048, 6144);

@@ -15,6 +15,7 @@ namespace {
 constexpr int kFewHeads = 128;     // of all sequences of a launch
 constexpr int kFinishSplits = 16;  // thread blocks that norm the rows of a head
 constexpr int kSplitRows = 16;     // of a sequence, from which on that pays
+constexpr int kSplitTurns = 2;     // of the device's multiprocessors, at most
 
 // A thread block has a head of a sequence.
 template <int kDim, int kColumns>
@@ -53,23 +54,31 @@ __global__ void __launch_bounds__(KdaColumns<kDim, kColumns>::kThreads, kColumns
     rows.keep_inputs(rows.deferred() ? at.pending : total, total);
 }
 
+template <int kDim, int kSplits>
+void launch_split(const KdaArgs& args, dim3 grid, KernelSet& kernels, LaunchStream stream) {
+    using S = Split<kDim, kSplits>;
+    grid.z = kSplits;
+    constexpr auto kShared = static_cast<int>(sizeof(KdaParts<S>));
+    kernels.allow_shared(kda_split_kernel<S>, kShared);
+    launch_dependent(kda_split_kernel<S>, grid, S::kThreads, kShared, stream, args);
+    grid.z = kFinishSplits;
+    launch_dependent(kda_finish_kernel<kDim>, grid, kFinishThreads, 0, stream, args);
+}
+
 // Few heads: more threads for each. Many: fewer instructions, wider loads.
 template <int kDim>
 void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchStream stream) {
-    dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(sequences));
+    const dim3 grid(static_cast<unsigned>(args.params.heads), static_cast<unsigned>(sequences));
     const int64_t heads = int64_t{args.params.heads} * sequences;
     if constexpr (kDim == 128) {
         const bool many_rows = args.rows.m >= int64_t{kSplitRows} * sequences;
         const bool few_taps = args.params.taps <= kSplitTaps;
-        if (args.rows.commit && many_rows && few_taps && heads * kSplits <= kFewHeads) {
-            grid.z = kSplits;
-            constexpr auto kShared = static_cast<int>(sizeof(KdaParts<kDim>));
-            kernels.allow_shared(kda_split_kernel<kDim>, kShared);
-            launch_dependent(kda_split_kernel<kDim>, grid, Split<kDim>::kThreads, kShared, stream,
-                             args);
-            grid.z = kFinishSplits;
-            launch_dependent(kda_finish_kernel<kDim>, grid, Split<kDim>::kFinish, 0, stream, args);
-            return;
+        if (args.rows.commit && many_rows && few_taps) {
+            const int64_t processors = kernels.processors();
+            if (heads * 4 <= processors) return launch_split<kDim, 4>(args, grid, kernels, stream);
+            if (heads * 2 <= kSplitTurns * processors) {
+                return launch_split<kDim, 2>(args, grid, kernels, stream);
+            }
         }
     }
     if (heads <= kFewHeads) {

@@ -9,20 +9,24 @@
 
 namespace quadrille::cuda {
 
-constexpr int kSplits = 4;     // thread blocks that share the columns of a head
 constexpr int kSplitTaps = 4;  // of the convolution, at most
 constexpr int kPart = 16;      // rows of a stage
+constexpr int kFinishThreads = 256;
 
-template <int kDim>
+// kSplits thread blocks share the columns of a head, as many for each of their threads as leave the
+// threads their number.
+template <int kChannels, int kSplits>
 struct Split {
+    static constexpr int kDim = kChannels;
     static constexpr int kWidth = kDim / kSplits;
-    using State = KdaColumns<kDim, 2>;
+    using State = KdaColumns<kDim, 8 / kSplits>;
+    // Registers for the keys of the next row.
+    static constexpr bool kReadsAhead = kSplits == 4;
     // Threads of each kind: 16 warps for 128 registers each.
     static constexpr int kSteps = State::kThreads / kSplits;
     static constexpr int kKeys = 2 * kDim;
     static constexpr int kOthers = kDim;
     static constexpr int kThreads = kSteps + kKeys + kOthers;
-    static constexpr int kFinish = 256;
 
     // A barrier of the whole thread block: not __syncthreads(), it is met from several places.
     static __device__ void sync() {
@@ -30,22 +34,23 @@ struct Split {
     }
 };
 
-template <int kDim>
+template <class S>
 struct alignas(16) KdaPart {
+    static constexpr int kDim = S::kDim;
     float q[kPart][kDim];
     float k[kPart][kDim];
     float decay[kPart][kDim];
-    float v[kPart][Split<kDim>::kWidth];
+    float v[kPart][S::kWidth];
     float beta[kPart];
     float q_dot_k[kPart];
 };
 // One that is read, the next one, and one that is written.
-template <int kDim>
+template <class S>
 struct KdaParts {
-    KdaPart<kDim> of_turn[3];
+    KdaPart<S> of_turn[3];
 
     // q or k (part 1) of a turn, before the norms and after them.
-    __device__ float (*keys(int32_t turn, int part))[kDim] {
+    __device__ float (*keys(int32_t turn, int part))[S::kDim] {
         return part == 0 ? of_turn[turn % 3].q : of_turn[turn % 3].k;
     }
 };
@@ -114,11 +119,11 @@ class KdaInput {
 };
 
 // A thread that prepares a channel of q or k, and warps that norm rows of them.
-template <int kDim>
+template <class S>
 class KdaKeysAhead {
   public:
-    using S = Split<kDim>;
-    using Parts = KdaParts<kDim>;
+    static constexpr int kDim = S::kDim;
+    using Parts = KdaParts<S>;
 
     __device__ KdaKeysAhead(const KdaArgs& args, const KdaSequence& at, Parts& parts)
         : parts_(parts),
@@ -163,7 +168,7 @@ class KdaKeysAhead {
     __device__ void norm(int32_t turn, int warp) const {
         const float(*raw_q)[kDim] = parts_.keys(turn, 0);
         const float(*raw_k)[kDim] = parts_.keys(turn, 1);
-        KdaPart<kDim>& to = parts_.of_turn[turn % 3];
+        KdaPart<S>& to = parts_.of_turn[turn % 3];
         const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
         for (int i = warp; i < kPart; i += S::kKeys / 32) {
@@ -189,11 +194,11 @@ class KdaKeysAhead {
 
 // A thread that prepares a channel of the decay and, for its thread block only and of a few rows
 // of each part, a channel of the block's columns of v, or beta.
-template <int kDim>
+template <class S>
 class KdaOthersAhead {
   public:
-    using S = Split<kDim>;
-    using Parts = KdaParts<kDim>;
+    static constexpr int kDim = S::kDim;
+    using Parts = KdaParts<S>;
 
     __device__ KdaOthersAhead(const KdaArgs& args, const KdaSequence& at, Parts& parts)
         : args_(args),
@@ -236,7 +241,7 @@ class KdaOthersAhead {
                                 t * args_.params.heads + head]
                     : args_.b.data[int64_t{at_.first + t - at_.pending} * args_.b.stride + head];
     }
-    __device__ void prepare(KdaPart<kDim>& to, int32_t start) const {
+    __device__ void prepare(KdaPart<S>& to, int32_t start) const {
 #pragma unroll
         for (int row = 0; row < kPart; row += kTogether) {
             float own[kTogether];

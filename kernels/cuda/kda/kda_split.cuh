@@ -10,16 +10,23 @@
 namespace quadrille::cuda {
 
 // Rows `row` to `end` of a part, of which those before `own` have no output. to: of row `own`.
-template <int kDim>
-__device__ void step_rows(typename Split<kDim>::State& state, const KdaPart<kDim>& from, int row,
-                          int own, int end, int column, float* to, int64_t stride) {
-    using State = typename Split<kDim>::State;
+template <class S>
+__device__ void step_rows(typename S::State& state, const KdaPart<S>& from, int row, int own,
+                          int end, int column, float* to, int64_t stride) {
+    using State = typename S::State;
 #pragma unroll 1
     for (; row < min(own, end); ++row) {
         state.template step<false>(State::keys_of(from, row), from, row, column, nullptr);
     }
     if (row >= end) return;
     to += (row - own) * stride;
+    if constexpr (!S::kReadsAhead) {
+#pragma unroll 1
+        for (; row < end; ++row, to += stride) {
+            state.template step<true>(State::keys_of(from, row), from, row, column, to);
+        }
+        return;
+    }
     typename State::Keys next = State::keys_of(from, row);
 #pragma unroll 2
     for (; row < end; ++row) {
@@ -30,14 +37,14 @@ __device__ void step_rows(typename Split<kDim>::State& state, const KdaPart<kDim
     }
 }
 
-template <int kDim>
-__global__ void __launch_bounds__(Split<kDim>::kThreads, 1)
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1)
     kda_split_kernel(const __grid_constant__ KdaArgs args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    using S = Split<kDim>;
+    constexpr int kDim = S::kDim;
     extern __shared__ __align__(16) unsigned char raw[];
-    auto& parts = *reinterpret_cast<KdaParts<kDim>*>(raw);
+    auto& parts = *reinterpret_cast<KdaParts<S>*>(raw);
     __shared__ KdaSequence at;
     KdaRows<kDim, S::kThreads> rows(args, at, nullptr);
     if (!rows.locate()) return;
@@ -46,10 +53,10 @@ __global__ void __launch_bounds__(Split<kDim>::kThreads, 1)
     // The same number in all lanes, as the compiler can tell too: shuffles need no detour then.
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp >= (S::kSteps + S::kKeys) / 32) {
-        return KdaOthersAhead<kDim>(args, at, parts).run(turns);
+        return KdaOthersAhead<S>(args, at, parts).run(turns);
     }
     if (warp >= S::kSteps / 32) {
-        return KdaKeysAhead<kDim>(args, at, parts).run(turns, warp);
+        return KdaKeysAhead<S>(args, at, parts).run(turns, warp);
     }
     const int first = static_cast<int>(blockIdx.z) * S::kWidth;
     const int column = S::State::column();
@@ -62,10 +69,9 @@ __global__ void __launch_bounds__(Split<kDim>::kThreads, 1)
         if (turn >= 0) {
             const int32_t start = turn * kPart;
             const int own = max(0, pending - start);
-            step_rows<kDim>(state, parts.of_turn[turn % 3], 0, own, min(kPart, total - start),
-                            column,
-                            rows.out(start + own - pending) + first + column + S::State::left(),
-                            args.out.stride);
+            step_rows<S>(state, parts.of_turn[turn % 3], 0, own, min(kPart, total - start), column,
+                         rows.out(start + own - pending) + first + column + S::State::left(),
+                         args.out.stride);
         }
         S::sync();
     }
@@ -73,12 +79,12 @@ __global__ void __launch_bounds__(Split<kDim>::kThreads, 1)
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(Split<kDim>::kFinish, 4)
+__global__ void __launch_bounds__(kFinishThreads, 4)
     kda_finish_kernel(const __grid_constant__ KdaArgs args) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
     __shared__ KdaSequence at;
-    KdaRows<kDim, Split<kDim>::kFinish> rows(args, at, nullptr);
+    KdaRows<kDim, kFinishThreads> rows(args, at, nullptr);
     if (!rows.locate()) return;
     rows.finish_all();
     const int32_t total = at.pending + at.count;

@@ -329,12 +329,12 @@ TEST_F(CudaProducts, RepeatedRunsHaveTheSameBits) {
     }
 }
 
-// Products of one call against the same one by one: kinds, inputs and sizes that join launches and
-// that do not, more of them than a launch takes.
+// Products of one call against the same one by one: kinds, inputs and sizes that join launches, or
+// share fragments, and that do not, more of them than a launch takes.
 TEST_F(CudaProducts, AGroupGivesTheBitsOfEach) {
     const std::array<int64_t, 6> outputs = {64, 1, 520, 128, 1152, 33};
     for (const int64_t k : {128, 448, 1408}) {
-        for (const int64_t m : {1, 3, 8, 9, 16, 17, 40}) {
+        for (const int64_t m : {1, 3, 8, 9, 16, 17, 40, 300, 1100}) {
             Uploads uploads(*gpu_);
             std::vector<MatrixData> data;
             std::vector<Matrix> matrices;

@@ -200,9 +200,11 @@ std::vector<float> decoded(KdaRun& run, const Tokens& tokens, int32_t slot, int3
     return found;
 }
 
+// Heads of two sequences that four thread blocks share, or two, or that have one each.
 TEST_F(CudaKda, HasTheSameBitsInPrefillsOfAnyLength) {
-    for (const int32_t taps : {4, 2, 5}) {
-        const KdaCase of(2, 128, taps, random_);
+    for (const auto& [heads, taps] :
+         {std::array<int32_t, 2>{2, 4}, {20, 4}, {2, 2}, {20, 3}, {2, 5}, {140, 4}}) {
+        const KdaCase of(heads, 128, taps, random_);
         const Tokens tokens(of, 104, random_);
         for (const auto& [rows, others] :
              {std::array<int32_t, 2>{15, 17}, {16, 16}, {13, 31}, {33, 5}, {100, 32}}) {
@@ -220,10 +222,11 @@ TEST_F(CudaKda, HasTheSameBitsInPrefillsOfAnyLength) {
             std::vector<float> expected = decoded(cut, tokens, 0, 0, others, 0);
             const auto more = decoded(cut, tokens, 1, 3, 3 + rows, 3);
             expected.insert(expected.end(), more.begin(), more.end());
-            EXPECT_TRUE(same(whole.pass(prefill, tokens, at), expected)) << rows << ", " << taps;
+            EXPECT_TRUE(same(whole.pass(prefill, tokens, at), expected))
+                << rows << ", " << heads << ", " << taps;
             for (int64_t slot = 0; slot < 2; ++slot) {
                 EXPECT_TRUE(same(whole.committed(slot), cut.committed(slot)))
-                    << rows << ", " << taps;
+                    << rows << ", " << heads << ", " << taps;
             }
         }
     }
