@@ -157,7 +157,7 @@ void BenchJob::read_prompts() {
                                                       prompt.index, prompt.error));
         }
         longest = std::max(longest, std::ssize(prompt.tokens));
-        prompt.options = RecordOptions();
+        prompt.options = options_.record;
         prompt.options.max_new_tokens = options_.new_tokens;
         prompt.options.ignore_eos = true;
     }
@@ -349,6 +349,7 @@ BenchReport BenchJob::report() {
     report.prompts = options_.prompts.empty()
                          ? fmt::format("{} made-up tokens", options_.prompt_tokens)
                          : fmt::format("{}", folder_name(options_.prompts));
+    report.draws = draws_text(options_.record);
     report.new_tokens = options_.new_tokens;
     report.repeat = options_.repeat;
     report.rates = rates_;

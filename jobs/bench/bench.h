@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench: how fast the step loop runs on this machine, next to what it could reach: one run for
-// every K and concurrency, all of the same records, greedy and without end tokens, so that all of
+// every K and concurrency, all of the same records and draws, without end tokens, so that all of
 // them must write the same tokens.
 #pragma once
 

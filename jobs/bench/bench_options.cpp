@@ -2,6 +2,7 @@
 #include "jobs/bench/bench_options.h"
 
 #include "jobs/options/common_flags.h"
+#include "jobs/prompts/prompt_source_options.h"
 
 #include <fmt/format.h>
 
@@ -82,6 +83,7 @@ void add_flags(CLI::App& app, BenchOptions& options) {
     add_text(app, "--json", options.json, "a file", "report, JSON", "FILE");
     add_text(app, "--append-tsv", options.tsv, "a file", "append rows as in docs/results.tsv",
              "FILE");
+    add_sampling(app, options.record, "Sampling");
     add_machine_flags(
         app, options,
         {.tp = "ranks that share one model: 1, 2 or 4 [all]",

@@ -2,6 +2,7 @@
 // What bench is asked to measure, and its flags.
 #pragma once
 
+#include "io/records.h"
 #include "jobs/options/job.h"
 #include "jobs/options/model_options.h"
 
@@ -18,6 +19,7 @@ struct BenchOptions : ModelOptions {
     int64_t prompt_tokens = 128;             // of a made-up prompt
     int64_t new_tokens = 64;                 // of every record
     int64_t limit = 0;                  // records; 0: the largest concurrency, or all of the file
+    RecordOptions record;               // how tokens are drawn
     std::string synthetic;              // name of a model without files; "": none
     int64_t routed_bits = 2;            // of it
     std::string dense_bits = "native";  // of it

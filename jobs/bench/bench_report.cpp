@@ -241,6 +241,20 @@ std::string first_difference(std::span<const BenchRun> runs) {
     return "";
 }
 
+std::string draws_text(const RecordOptions& options) {
+    std::string text =
+        options.temperature == 0.0 ? "greedy" : fmt::format("temperature {}", options.temperature);
+    const auto add = [&text](const char* name, auto value, auto off) {
+        if (value != off) text += fmt::format(", {} {}", name, value);
+    };
+    add("top_p", options.top_p, 1.0);
+    add("top_k", options.top_k, int64_t{0});
+    add("min_p", options.min_p, 0.0);
+    add("repetition_penalty", options.repetition_penalty, 1.0);
+    add("logprobs", options.logprobs, int64_t{-1});
+    return text;
+}
+
 std::string bench_table(const BenchReport& r) {
     Table head("ll");
     head.row({"target", r.target})
@@ -249,6 +263,7 @@ std::string bench_table(const BenchReport& r) {
                                      r.ranks == 1 ? "" : "s", r.backend, r.comm)})
         .row({"records",
               fmt::format("{}, {}, {} new tokens each", r.records, r.prompts, r.new_tokens)})
+        .row({"draws", r.draws})
         .row({"reads", r.rates.read > 0 ? fmt::format("{:.1f} GB/s a rank", 1e-9 * r.rates.read)
                                         : "not known"});
     for (const auto& [form, rate] : r.rates.decode) {
@@ -277,6 +292,7 @@ std::string bench_json(const BenchReport& r) {
                         {"target", r.target},
                         {"draft", r.draft},
                         {"prompts", r.prompts},
+                        {"draws", r.draws},
                         {"records", r.records},
                         {"prompt_tokens", r.prompt_tokens},
                         {"new_tokens", r.new_tokens},
@@ -314,6 +330,7 @@ std::string bench_rows(const BenchReport& r) {
         shape = fmt::format("{}, {}, {}, {}, {} new, batch {}, K {}", r.target, r.draft, ranks,
                             r.prompts, r.new_tokens, run.concurrency, run.k);
         const EngineStats& s = run.stats;
+        if (r.draws != "greedy") shape += ", " + r.draws;
         if (s.recorded_steps > 0) shape += ", graphs";
         if (r.eager) shape += ", eager";
         if (r.ranks > 1 && r.backend != "cpu") shape += ", " + r.comm;

@@ -61,6 +61,7 @@ struct BenchReport {
     int64_t ranks = 1;
     int64_t records = 0;
     std::string prompts;        // "128 tokens, made up" or a file's name
+    std::string draws;          // as draws_text() tells it
     int64_t prompt_tokens = 0;  // of all records
     int64_t new_tokens = 0;     // of a record
     int64_t repeat = 1;
@@ -70,6 +71,9 @@ struct BenchReport {
 
 // "" where all runs wrote the same tokens, else the first difference: which run, record and token.
 std::string first_difference(std::span<const BenchRun> runs);
+
+// "greedy", or the options that draws have: "temperature 1, top_p 0.95".
+std::string draws_text(const RecordOptions& options);
 
 std::string bench_table(const BenchReport& report);
 std::string bench_json(const BenchReport& report);

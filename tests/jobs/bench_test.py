@@ -82,6 +82,21 @@ class Bench:
         expect(set(report["exl3_weights_per_second"]) == {"4 bits mul1", "5 bits mul1", "6 bits mul1"},
                f"a ruler for every form, found {report['exl3_weights_per_second']}")
 
+    def sampled(self):
+        """Draws with every option: the same tokens for every K, concurrency and number of ranks."""
+        digests = set()
+        for ranks in (0, 2):
+            report, text = self.measure(ranks, "--target", self.demo, "--draft", self.drafter, "--k", "0,2",
+                                        "--concurrency", "1,3", "--prompt-tokens", "20", "--new-tokens", "9",
+                                        "--temperature", "1", "--top-p", "0.95", "--top-k", "900",
+                                        "--repetition-penalty", "1.3", "--logprobs", "2")
+            expect(report["tokens_equal"] is True, "tokens_equal")
+            told = "temperature 1, top_p 0.95, top_k 900, repetition_penalty 1.3, logprobs 2"
+            expect(report["draws"] == told and told in text, f"the draws are told, found {report['draws']}")
+            digests |= {r["tokens_digest"] for r in report["runs"]}
+        expect(len(digests) == 1, f"one digest, found {digests}")
+        expect(digests != {self.digests["speculation"]}, "other tokens than the greedy ones")
+
     @staticmethod
     def sound(run):
         what = f"K {run['k']}, concurrency {run['concurrency']}: "
@@ -171,6 +186,7 @@ def main():
         cases = [("equal tokens for every K and concurrency, alone", lambda: bench.speculation(0)),
                  ("the same on 2 ranks", lambda: bench.speculation(2)), ("rows of results", bench.rows),
                  ("report of results", bench.report), ("a file's prompts", bench.prompts_file),
+                 ("sampled steps", bench.sampled),
                  ("bad input", bench.bad_input)]
         print(f"1..{len(cases)}")
         for claim, case in cases:

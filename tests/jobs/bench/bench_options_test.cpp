@@ -38,6 +38,20 @@ TEST(BenchFlags, HaveTheirDefaults) {
     EXPECT_EQ(bench({}, {"DFLASH_DRAFT=D", "DFLASH_K=3"}).k, Numbers{3});
 }
 
+TEST(BenchFlags, SayHowTokensAreDrawn) {
+    EXPECT_EQ(bench({}).record.temperature, 0.0);
+    const RecordOptions record =
+        bench({"--temperature", "0.7", "--top-p", "0.95", "--top-k", "40", "--min-p", "0.01",
+               "--repetition-penalty", "1.1", "--logprobs", "5"})
+            .record;
+    EXPECT_EQ(record.temperature, 0.7);
+    EXPECT_EQ(record.top_p, 0.95);
+    EXPECT_EQ(record.top_k, 40);
+    EXPECT_EQ(record.min_p, 0.01);
+    EXPECT_EQ(record.repetition_penalty, 1.1);
+    EXPECT_EQ(record.logprobs, 5);
+}
+
 TEST(BenchFlags, SetWhatTheyName) {
     const BenchOptions options = bench({"--draft",
                                         "D",

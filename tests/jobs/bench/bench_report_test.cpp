@@ -70,6 +70,7 @@ BenchReport make_report() {
     report.ranks = 2;
     report.records = 2;
     report.prompts = "100 made-up tokens";
+    report.draws = "greedy";
     report.prompt_tokens = 200;
     report.new_tokens = 3;
     report.rates = {.read = 2.5e10, .decode = {{kFour, 1.25e9}}};
@@ -96,6 +97,21 @@ std::vector<std::vector<std::string>> fields_of(const std::string& text) {
 std::string content(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(BenchReport, TellsHowTokensWereDrawn) {
+    EXPECT_EQ(draws_text({}), "greedy");
+    RecordOptions options;
+    options.temperature = 0.7;
+    options.top_p = 0.95;
+    options.top_k = 40;
+    options.logprobs = 0;
+    EXPECT_EQ(draws_text(options), "temperature 0.7, top_p 0.95, top_k 40, logprobs 0");
+    BenchReport report = make_report();
+    EXPECT_EQ(bench_rows(report).find("temperature"), std::string::npos);
+    report.draws = draws_text(options);
+    EXPECT_NE(bench_rows(report).find("K 2, temperature 0.7, top_p 0.95"), std::string::npos);
+    EXPECT_NE(bench_table(report).find("temperature 0.7, top_p 0.95"), std::string::npos);
 }
 
 TEST(BenchRun, DerivesRatesFromTimes) {
