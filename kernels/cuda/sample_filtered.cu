@@ -126,7 +126,7 @@ __device__ void cut_top_k(Shared& shared, Line& line) {
     __syncthreads();
 }
 
-// Of all weights before the line's end, the same on every thread.
+// The sum of all weights before the line's end, the same on every thread.
 __device__ ExpSum sum_of(Shared& shared, const Line& line) {
     ExpSum sum;
     for (auto c = static_cast<int32_t>(threadIdx.x); c < line.valid; c += kThreads) {

@@ -10,7 +10,7 @@ namespace quadrille {
 
 namespace {
 
-// Of a row in the exchange: what is drawn, and a sum.
+// A row in the exchange: what is drawn, and a sum.
 constexpr int64_t kRowBytes = 16 + int64_t{sizeof(ExpSum)};
 constexpr int64_t kPadding = 8 * 4;
 

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <span>
 
 namespace quadrille::test {
 namespace {
@@ -233,127 +231,6 @@ TEST(SampleCandidates, AreTheStableSortOfThePenalizedLogits) {
                       there ? penalized[static_cast<size_t>(order[i])] : -kInfinity);
             ASSERT_EQ(raw.values()[i], there ? logits[static_cast<size_t>(order[i])] : -kInfinity);
         }
-    }
-}
-
-// The filters by their definition, in long double.
-size_t kept_of(std::span<const float> sorted, const SampleRow& row) {
-    std::vector<long double> p;
-    for (const float value : sorted) {
-        p.push_back(std::exp((static_cast<long double>(value) - sorted[0]) *
-                             static_cast<long double>(row.inverse_temperature)));
-    }
-    size_t kept = sorted.size();
-    if (row.top_k > 0) kept = std::min(kept, static_cast<size_t>(row.top_k));
-    long double sum = 0;
-    for (size_t i = 0; i < kept; ++i) sum += p[i];
-    long double reached = 0;
-    size_t by_top_p = 0;
-    while (by_top_p < kept && reached < row.top_p * sum) reached += p[by_top_p++];
-    kept = std::min(kept, std::max<size_t>(by_top_p, 1));
-    while (kept > 1 && p[kept - 1] < row.min_p) --kept;
-    return kept;
-}
-
-int32_t filtered_reference(std::span<const float> logits, const SampleRow& row) {
-    std::vector<int32_t> order(logits.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto value = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int32_t a, int32_t b) { return value(a) > value(b); });
-    std::vector<float> sorted;
-    for (const int32_t id : order) sorted.push_back(value(id));
-    int32_t best = -1;
-    double best_score = 0;
-    for (size_t i = 0; i < kept_of(sorted, row); ++i) {
-        const double score = double{sorted[i]} * row.inverse_temperature +
-                             gumbel(row.seed, row.position, row.stream, order[i]);
-        if (best >= 0 && score <= best_score) continue;
-        best = order[i];
-        best_score = score;
-    }
-    return best;
-}
-
-TEST(SampleFiltered, IsTheSortedRowCutAndDrawnFrom) {
-    Random random(8);
-    for (int trial = 0; trial < 300; ++trial) {
-        // Flat, moderate and steep rows; every fourth with many ties.
-        const float spread = trial % 3 == 0 ? 0.05f : trial % 3 == 1 ? 1.0f : 8.0f;
-        std::vector<float> logits = random.normals(kVocab, spread);
-        if (trial % 4 == 0) {
-            for (float& value : logits) value = std::round(value * 2) / 2;
-        }
-        Rows rows(logits);
-        SampleRow row{
-            .seed = random.bits(), .position = trial, .inverse_temperature = 0.5 + trial % 3};
-        if (trial % 2 == 0) row.top_p = random.uniform(0.02f, 0.999f);
-        if (trial % 5 < 2)
-            row.top_k = static_cast<int32_t>(random.integer(1, trial % 5 == 0 ? 30 : 1200));
-        if (trial % 7 < 3) row.min_p = random.uniform(0.0f, 0.5f);
-        int32_t id = -2;
-        rows.backend().sample_filtered(&id, {rows.view(), &row, 1, 0, kVocab});
-        EXPECT_EQ(id, filtered_reference(logits, row)) << trial;
-    }
-}
-
-TEST(SampleFiltered, Edges) {
-    Random random(9);
-    std::vector<float> logits = random.normals(kVocab, 1e-3f);
-    logits[77] = 5.0f;
-    Rows rows(logits);
-    const auto draw = [&](const SampleRow& row) {
-        int32_t id = -2;
-        rows.backend().sample_filtered(&id, {rows.view(), &row, 1, 0, kVocab});
-        return id;
-    };
-    for (int64_t position = 0; position < 50; ++position) {
-        SampleRow row{.position = position, .inverse_temperature = 1.0};
-        const int32_t free = draw(row);
-        EXPECT_EQ(free, rows.sample(row).id);
-        row.top_k = kVocab;
-        EXPECT_EQ(draw(row), free);
-        row.top_k = 1;
-        EXPECT_EQ(draw(row), 77);
-        row.top_k = 0;
-        row.top_p = 1e-9;
-        EXPECT_EQ(draw(row), 77);
-        row.top_p = 1 - 1e-12;
-        EXPECT_EQ(draw(row), free);
-        row.top_p = 1;
-        row.min_p = 1;
-        EXPECT_EQ(draw(row), 77);
-    }
-    for (float& value : std::span(logits)) value = -kInfinity;
-    Rows nothing(logits);
-    SampleRow row{.inverse_temperature = 1.0, .top_p = 0.5};
-    int32_t id = 0;
-    nothing.backend().sample_filtered(&id, {nothing.view(), &row, 1, 0, kVocab});
-    EXPECT_EQ(id, -1);
-}
-
-// What stands before a place: the draw and the sum of those alone.
-TEST(Sample, ARowEndsWhereItIsTold) {
-    Random random(10);
-    std::vector<float> logits(kVocab);
-    for (float& value : logits) value = static_cast<float>(random.integer(-8, 8));
-    Rows rows(logits);
-    SampleRow row{.inverse_temperature = 1.0};
-    for (int32_t end = 0; end < kVocab; end += 37) {
-        row.position = end;
-        row.end = logits[static_cast<size_t>(end)];
-        row.end_id = end;
-        std::vector<float> before = logits;
-        for (int32_t c = 0; c < kVocab; ++c) {
-            float& value = before[static_cast<size_t>(c)];
-            if (!(value > row.end || (value == row.end && c < end))) value = NAN;
-        }
-        SampleRow whole = row;
-        whole.end = -kInfinity;
-        whole.end_id = INT32_MAX;
-        Rows rest(before);
-        EXPECT_EQ(rows.sample(row).id, rest.sample(whole).id) << end;
-        EXPECT_EQ(rows.sum(row, 0, kVocab), rest.sum(whole, 0, kVocab)) << end;
     }
 }
 
