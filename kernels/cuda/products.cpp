@@ -18,8 +18,11 @@ namespace quadrille::cuda {
 
 namespace {
 
-constexpr int64_t kNativeSlab = 1024;  // rows split into fragments at once
-constexpr size_t kMostGroups = 4;      // launches that products are gathered for
+constexpr int64_t kNativeSlab = 1024;  // rows multiplied at once
+// Inputs split into fragments at once for few columns (64 MB), and the most slabs of rows.
+constexpr int64_t kNativeSplit = int64_t{16} << 20;
+constexpr int64_t kMostSlabs = 16;
+constexpr size_t kMostGroups = 4;  // launches that products are gathered for
 
 // Weights of few columns are streamed again for every 16 rows, from the cache, unless rows are
 // many. Very many columns keep the deeper ring of the tiled kernel full (the head: 172 -> 154 us).
@@ -40,6 +43,14 @@ NativeProduct native_args(const Products::Tiled& product, View<const float> x, i
     args.out = product.out;
     args.out.data += first * product.out.row_stride;
     return args;
+}
+
+int32_t row_tiles(int64_t rows) {
+    return static_cast<int32_t>(ceil_div(rows, kNativeTileRows));
+}
+
+bool takes_many_rows(const Products::Tiled& product) {
+    return product.weight->n < kNativeTiledColumns;
 }
 
 bool same_rows(View<const float> a, View<const float> b) {
@@ -138,19 +149,27 @@ void Products::native_product(const ProductOut& out, View<const float> in, const
     }
 }
 
-// Products of the same rows: their fragments are made once.
+// Products of the same rows: their fragments are made once. Many columns take a slab of rows at a
+// time, whose fragments the cache holds; few take more, so that the device has enough to do.
 void Products::native_tiles(std::span<const Tiled> products, View<const float> in) {
     const int64_t k = products.front().weight->k;
-    for (int64_t first = 0; first < in.rows; first += kNativeSlab) {
-        const View<const float> x = in.slice_rows(first, std::min(kNativeSlab, in.rows - first));
+    const bool few = std::any_of(products.begin(), products.end(), takes_many_rows);
+    const int64_t slabs = few ? kNativeSplit / std::max<int64_t>(k, 1) / kNativeSlab : 1;
+    const int64_t split = std::clamp<int64_t>(slabs, 1, kMostSlabs) * kNativeSlab;
+    for (int64_t first = 0; first < in.rows; first += split) {
+        const View<const float> x = in.slice_rows(first, std::min(split, in.rows - first));
         Workspace::Scope scope(workspace_);
-        const auto tiles = static_cast<int32_t>(ceil_div(x.rows, kNativeTileRows));
         auto* fragments = scope.take<uint4>(split_size(x.rows, k));
-        split_rows(fragments, native_args(products.front(), x, first), k, tiles, stream_.get());
+        split_rows(fragments, native_args(products.front(), x, first), k, row_tiles(x.rows),
+                   stream_.get());
         for (const Tiled& product : products) {
-            NativeProduct args = native_args(product, x, first);
-            args.fragments = fragments;
-            native_tiled(args, product.weight->n, tiles, 1, kernels_, stream_.get());
+            const int64_t slab = takes_many_rows(product) ? split : kNativeSlab;
+            for (int64_t row = 0; row < x.rows; row += slab) {
+                const View<const float> part = x.slice_rows(row, std::min(slab, x.rows - row));
+                NativeProduct args = native_args(product, part, first + row);
+                args.fragments = fragments + split_size(row, k);
+                native_tiled(args, args.matrix.n, row_tiles(part.rows), 1, kernels_, stream_.get());
+            }
         }
     }
 }

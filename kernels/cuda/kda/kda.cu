@@ -15,7 +15,8 @@ namespace {
 constexpr int kFewHeads = 128;     // of all sequences of a launch
 constexpr int kFinishSplits = 16;  // thread blocks that norm the rows of a head
 constexpr int kSplitRows = 16;     // of a sequence, from which on that pays
-constexpr int kSplitTurns = 2;     // of the device's multiprocessors, at most
+constexpr int kSplitTurns = 2;     // of the device's multiprocessors, or rows must be more:
+constexpr int kSplitMany = 128;    // of a sequence (16 of 128 rows: 797 us, 834 without)
 
 // A thread block has a head of a sequence.
 template <int kDim, int kColumns>
@@ -76,7 +77,8 @@ void launch(const KdaArgs& args, int32_t sequences, KernelSet& kernels, LaunchSt
         if (args.rows.commit && many_rows && few_taps) {
             const int64_t processors = kernels.processors();
             if (heads * 4 <= processors) return launch_split<kDim, 4>(args, grid, kernels, stream);
-            if (heads * 2 <= kSplitTurns * processors) {
+            if (heads * 2 <= kSplitTurns * processors ||
+                args.rows.m >= int64_t{kSplitMany} * sequences) {
                 return launch_split<kDim, 2>(args, grid, kernels, stream);
             }
         }
