@@ -217,8 +217,8 @@ def knows(file, kind):
 
 
 def others(rows, series):
-    """Every measurement that is not a run of bench: the last value of each."""
-    groups = series([row for row in rows if shape_of(row.shape) is None])
+    """Every measurement of other programs and jobs: the last value of each."""
+    groups = series([row for row in rows if shape_of(row.shape) is None or not row.bench.startswith("bench ")])
     lines = [[hardware, bench, shape, f"{group[-1].value:.6g}", unit, percent(group[-1].floor), group[-1].date[:10],
               group[-1].commit] for (hardware, bench, shape, unit), group in groups.items()]
     if not lines:

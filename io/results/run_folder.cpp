@@ -70,6 +70,11 @@ bool is_work(const std::string& name) {
     return name.starts_with("part-") || name.starts_with("partial-");
 }
 
+// Figures of a start (jobs/generate/start_figures.h).
+bool is_figures(const std::string& name) {
+    return name.starts_with("figures-") && (name.ends_with(".json") || name.ends_with(".tmp"));
+}
+
 bool is_unfinished(const std::string& name) {
     return name.ends_with(".h5.tmp") && (is_work(name) || name.starts_with(kRunFile));
 }
@@ -83,7 +88,7 @@ bool holds_work(const fs::path& folder) {
 bool is_ours(const fs::path& path) {
     const std::string name = path.filename().string();
     return is_unfinished(name) || name == kRunFile || name == kCrashLog || RunLock::is_lock(name) ||
-           (is_work(name) && name.ends_with(".h5"));
+           is_figures(name) || (is_work(name) && name.ends_with(".h5"));
 }
 
 std::vector<fs::path> entries(const fs::path& folder) {
@@ -175,6 +180,8 @@ void RunFolder::begin(const h5::Attributes& fingerprint) {
             fs::exists(file, ignored) && seal_holds(file) && run_name(read_run(file)) == run_;
         if (!same) fs::remove(path_ / kCrashLog, ignored);
     }
+    for (const fs::path& entry : entries(path_))  // of starts that kept nothing
+        if (is_figures(entry.filename().string())) fs::remove(entry, ignored);
     write_run(file, fingerprint);
 }
 

@@ -8,13 +8,14 @@
 #include "io/text/tokenizer.h"
 #include "jobs/bench/bench_floor.h"
 #include "jobs/bench/bench_report.h"
-#include "jobs/bench/machine_rates.h"
-#include "jobs/bench/timed_comm.h"
 #include "jobs/common/model_session.h"
 #include "jobs/common/provenance.h"
-#include "jobs/common/version.h"
+#include "jobs/common/results_tsv.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
+#include "jobs/roofline/machine_rates.h"
+#include "jobs/roofline/step_floor.h"
+#include "jobs/roofline/timed_comm.h"
 #include "kernels/backend.h"
 #include "runtime/engine.h"
 #include "runtime/ranks/agree.h"
@@ -60,7 +61,6 @@ class BenchJob {
     void check_groups();
     void read_prompts();
     void check_outputs() const;
-    void set_up_floor();
     int64_t most_records() const { return std::ranges::max(options_.concurrency); }
     int32_t most_drafts() const { return static_cast<int32_t>(std::ranges::max(options_.k)); }
 
@@ -116,7 +116,7 @@ void BenchJob::start_up() {
     const int64_t slots = std::min(most_records(), std::ssize(prompts_));
     session_.load(model_limits(slots, shape_.capacity, options_.max_batched_tokens, most_drafts()),
                   shape_.known_tokens, *comm_);
-    session_.agree("floor", [&] { set_up_floor(); });
+    session_.agree("floor", [&] { step_model_ = step_model(session_.models()); });
 }
 
 void BenchJob::check_groups() {
@@ -186,16 +186,6 @@ void BenchJob::check_outputs() const {
                                 .overwrite = true,
                                 .taken = {options_.prompts, options_.tsv},
                                 .objection = objection});
-}
-
-void BenchJob::set_up_floor() {
-    step_model_.config = session_.models().config();
-    step_model_.storage = stored_in(session_.models().checkpoint());
-    step_model_.plan = session_.models().target().plan();
-    if (!session_.models().drafts()) return;
-    step_model_.draft = session_.models().draft_config();
-    step_model_.draft_storage = stored_in(session_.models().draft_checkpoint());
-    step_model_.draft_plan = session_.models().draft_plan();
 }
 
 void BenchJob::run_all() {
@@ -328,16 +318,12 @@ void BenchJob::add_floor(Measured& measured) {
 }
 
 BenchReport BenchJob::report() {
-    const auto folder_name = [](const std::string& path) {
-        const auto whole = std::filesystem::absolute(path).lexically_normal();
-        return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
-    };
     BenchReport report;
     report.date = utc_now();
-    report.version = commit().empty() ? version() : fmt::format("{} {}", version(), commit());
+    report.version = version_and_commit();
     report.hardware = session_.backend().device();
-    report.target = folder_name(options_.target);
-    report.draft = options_.draft != "none"     ? folder_name(options_.draft)
+    report.target = last_name(options_.target);
+    report.draft = options_.draft != "none"     ? last_name(options_.draft)
                    : session_.models().drafts() ? "made drafter"
                                                 : "no drafter";
     report.backend = options_.backend == "auto" ? session_.backend().name() : options_.backend;
@@ -348,7 +334,7 @@ BenchReport BenchJob::report() {
     for (const Prompt& prompt : prompts_) report.prompt_tokens += std::ssize(prompt.tokens);
     report.prompts = options_.prompts.empty()
                          ? fmt::format("{} made-up tokens", options_.prompt_tokens)
-                         : fmt::format("{}", folder_name(options_.prompts));
+                         : fmt::format("{}", last_name(options_.prompts));
     report.draws = draws_text(options_.record);
     report.new_tokens = options_.new_tokens;
     report.repeat = options_.repeat;

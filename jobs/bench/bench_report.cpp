@@ -2,17 +2,14 @@
 #include "jobs/bench/bench_report.h"
 
 #include "io/digest.h"
-#include "io/files.h"
+#include "jobs/common/results_tsv.h"
 #include "jobs/common/table.h"
-#include "kernels/error.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <span>
 
@@ -44,13 +41,6 @@ ordered_json number_json(double value) {
 
 std::string form_name(const Storage& form) {
     return fmt::format("{} bits {}", form.bits, name(form.codebook));
-}
-
-// Free text as one field of a row.
-std::string field(std::string text) {
-    std::ranges::replace_if(
-        text, [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-    return text;
 }
 
 // Milliseconds a decode pass spends in a part.
@@ -314,9 +304,8 @@ std::string bench_rows(const BenchReport& r) {
     std::string shape;
     const auto row = [&](const std::string& bench, double value, const char* unit,
                          double fraction = kUnknown) {
-        if (std::isnan(value)) return;
-        text += fmt::format("{}\t{}\t{}\tbench {}\t{}\t{:.6g}\t{}\t{}\n", r.date, r.version,
-                            field(r.hardware), bench, field(shape), value, unit, number(fraction));
+        text += result_row({r.date, r.version, r.hardware}, "bench " + bench, shape, value, unit,
+                           fraction);
     };
     const std::string ranks =
         fmt::format("{}, {} rank{}", r.backend, r.ranks, r.ranks == 1 ? "" : "s");
@@ -357,33 +346,6 @@ std::string bench_rows(const BenchReport& r) {
         if (run.k > 0) row("accept length", run.accept_length(), "tokens");
     }
     return text;
-}
-
-void append_results(const std::filesystem::path& path, const std::string& rows) {
-    const auto fail = [&](const char* verb) {
-        throw Error(ErrorKind::io,
-                    fmt::format("{}: cannot {}: {}", path.string(), verb, system_reason(errno)));
-    };
-    std::string first;
-    bool ended = true;
-    if (std::ifstream old(path, std::ios::binary); old) {
-        std::getline(old, first);
-        if (!first.empty() && first != kResultColumns) {
-            throw Error(ErrorKind::input,
-                        fmt::format("{}: expected a first line of '{}', found '{}'", path.string(),
-                                    kResultColumns, excerpt(first, 60)));
-        }
-        old.clear();
-        old.seekg(-1, std::ios::end);
-        ended = first.empty() || old.get() == '\n';
-    }
-    std::ofstream file(path, std::ios::binary | std::ios::app);
-    if (!file) fail("open");
-    if (rows.empty()) return;
-    if (first.empty()) file << kResultColumns << '\n';
-    if (!ended) file << '\n';
-    file << rows << std::flush;
-    if (!file) fail("write");
 }
 
 }  // namespace quadrille

@@ -8,7 +8,6 @@
 #include "runtime/model/work_bound.h"
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <span>
 #include <string>
@@ -77,13 +76,7 @@ std::string draws_text(const RecordOptions& options);
 
 std::string bench_table(const BenchReport& report);
 std::string bench_json(const BenchReport& report);
-// Rows of docs/results.tsv, each ended by a line feed; the columns are those of kResultColumns.
+// Rows of docs/results.tsv, each ended by a line feed.
 std::string bench_rows(const BenchReport& report);
-
-inline constexpr const char* kResultColumns =
-    "date\tcommit\thardware\tbench\tshape\tvalue\tunit\tfloor";
-// Appends rows; a file that is not there or empty gets the columns first. Error{input}: the file
-// begins with another line. Error{io}: it cannot be written. No rows: only checks.
-void append_results(const std::filesystem::path& path, const std::string& rows);
 
 }  // namespace quadrille

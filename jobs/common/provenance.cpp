@@ -33,24 +33,22 @@ h5::Attributes sampling(const GenerateOptions& options) {
             {"accept", std::string(coupled ? "coupled" : "rejection")}};
 }
 
-// Times are means of groups, which run side by side; counts are sums over them.
-void add_last_start(const RunFacts& facts, h5::Attributes& fields) {
-    const EngineStats& stats = facts.stats;
+void add_figures(std::string_view prefix, const StartFigures& figures, h5::Attributes& fields) {
+    const EngineStats& stats = figures.stats;
     const auto add = [&](std::string_view name, h5::Value value) {
-        fields[fmt::format("{}{}", kLastStart, name)] = std::move(value);
+        fields[fmt::format("{}{}", prefix, name)] = std::move(value);
     };
-    const auto add_time = [&](std::string_view name, double seconds) {
-        add(name, seconds / static_cast<double>(facts.groups));
-    };
-    const double seconds = stats.decode_seconds / static_cast<double>(facts.groups);
-    fields["decode_rate"] = seconds > 0 ? static_cast<double>(stats.decoded()) / seconds : 0.0;
-    add("seconds", facts.seconds);
-    add_time("prefill_seconds", stats.prefill_seconds);
-    add_time("decode_seconds", stats.decode_seconds);
-    add_time("draft_seconds", stats.draft_seconds);
-    add_time("verify_seconds", stats.verify_seconds);
-    add_time("accept_seconds", stats.accept_seconds);
-    add_time("context_seconds", stats.context_seconds);
+    add("seconds", figures.seconds);
+    add("prefill_seconds", stats.prefill_seconds);
+    add("decode_seconds", stats.decode_seconds);
+    add("draft_seconds", stats.draft_seconds);
+    add("verify_seconds", stats.verify_seconds);
+    add("accept_seconds", stats.accept_seconds);
+    add("context_seconds", stats.context_seconds);
+    add("collective_seconds", figures.collectives);
+    add("reading_seconds", figures.loop.reading);
+    add("writing_seconds", figures.loop.writing);
+    add("idle_seconds", figures.loop.idle);
     add("tokens_read", stats.prefill_tokens);
     add("tokens_written", stats.emitted);
     add("passes", stats.steps);
@@ -101,10 +99,14 @@ h5::Attributes provenance(const GenerateOptions& options, h5::Attributes fingerp
     fields["draft"] = options.draft;
     fields["max_seqs"] = facts.max_seqs;
     fields["max_batched_tokens"] = options.max_batched_tokens;
-    fields["graphs"] = int64_t{facts.stats.recorded_steps > 0 ? 1 : 0};
+    fields["graphs"] = int64_t{facts.last.stats.recorded_steps > 0 ? 1 : 0};
     fields["start"] = facts.start;
     fields["end"] = utc_now();
-    add_last_start(facts, fields);
+    const double decoding = facts.last.stats.decode_seconds;
+    fields["decode_rate"] =
+        decoding > 0 ? static_cast<double>(facts.last.stats.decoded()) / decoding : 0.0;
+    add_figures(kLastStart, facts.last, fields);
+    add_figures(kAllStarts, facts.all, fields);
     fields["slurm_job"] = options.slurm_job;
     fields["restarts"] = facts.restarts;
     fields["records_computed"] = facts.records_computed;

@@ -6,8 +6,8 @@
 #include "io/h5/h5.h"
 #include "io/text/tokenizer.h"
 #include "jobs/generate/generate_options.h"
+#include "jobs/generate/start_figures.h"
 #include "kernels/backend.h"
-#include "runtime/engine.h"
 
 #include <cstdint>
 #include <string>
@@ -18,6 +18,8 @@ namespace quadrille {
 
 // Begins the names of fields of /provenance that count and time the last start alone.
 inline constexpr std::string_view kLastStart = "last_start_";
+// The same of all starts together.
+inline constexpr std::string_view kAllStarts = "all_starts_";
 
 std::string utc_now();  // ISO 8601
 
@@ -34,8 +36,8 @@ struct RunFacts {
     std::vector<std::string> devices;    // of each rank
     std::string comm;                    // name of the communicator
     std::vector<std::string> libraries;  // of the backend and the communicator
-    double seconds = 0;                  // of the last start, from its begin to assembling
-    EngineStats stats = {};              // of the last start, the sum over groups
+    StartFigures last = {};              // of the last start: times are means of its groups
+    StartFigures all = {};               // of all starts
     int64_t max_seqs = 0;                // records at once
     bool graphs = false;                 // decode steps were replayed from recordings
     int64_t groups = 1;                  // of ranks

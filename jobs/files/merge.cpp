@@ -162,6 +162,17 @@ GenerationLayout common_layout(const std::vector<ShardFile>& files) {
     return layout;
 }
 
+bool adds_up(const std::string& name) {
+    return name == "restarts" || name == "records_computed" || name.starts_with(kAllStarts);
+}
+
+// Numbers of one type; anything else stays.
+void add(h5::Value& sum, const h5::Value& value) {
+    if (sum.index() != value.index()) return;
+    if (auto* count = std::get_if<int64_t>(&sum)) *count += std::get<int64_t>(value);
+    if (auto* time = std::get_if<double>(&sum)) *time += std::get<double>(value);
+}
+
 // What the shards have in common; times, starts and records computed are those of all.
 h5::Attributes common_provenance(const std::vector<ShardFile>& files,
                                  const std::vector<std::string>& names) {
@@ -170,9 +181,8 @@ h5::Attributes common_provenance(const std::vector<ShardFile>& files,
         for (const auto& [name, value] : file.provenance) {
             const auto found = fields.find(name);
             if (found == fields.end()) continue;
-            if (name == "restarts" || name == "records_computed") {
-                if (&file == &files.front()) continue;
-                found->second = std::get<int64_t>(found->second) + std::get<int64_t>(value);
+            if (adds_up(name)) {
+                if (&file != &files.front()) add(found->second, value);
             } else if (name == "start") {
                 found->second = std::min(found->second, value);
             } else if (name == "end" || name == "context") {
@@ -180,11 +190,11 @@ h5::Attributes common_provenance(const std::vector<ShardFile>& files,
             }
         }
         std::erase_if(fields, [&](const auto& field) {
-            static const std::set<std::string> kept = {"restarts", "records_computed", "start",
-                                                       "end", "context"};
+            static const std::set<std::string> kept = {"start", "end", "context"};
             const auto found = file.provenance.find(field.first);
-            return !kept.contains(field.first) &&
-                   (found == file.provenance.end() || found->second != field.second);
+            if (kept.contains(field.first)) return false;
+            return found == file.provenance.end() ||
+                   (!adds_up(field.first) && found->second != field.second);
         });
     }
     std::erase_if(fields, [](const auto& field) { return field.first.starts_with(kLastStart); });

@@ -10,26 +10,32 @@
 #include "io/text/tokenizer.h"
 #include "jobs/common/model_session.h"
 #include "jobs/common/provenance.h"
+#include "jobs/common/results_tsv.h"
 #include "jobs/generate/group_board.h"
 #include "jobs/generate/group_end.h"
+#include "jobs/generate/group_start.h"
 #include "jobs/generate/heartbeat.h"
 #include "jobs/generate/leader_files.h"
 #include "jobs/generate/member_files.h"
+#include "jobs/generate/run_engine.h"
 #include "jobs/generate/run_loop.h"
 #include "jobs/generate/run_plan.h"
 #include "jobs/generate/run_summary.h"
+#include "jobs/generate/start_figures.h"
 #include "jobs/generate/stop_plan.h"
+#include "jobs/roofline/roofline.h"
+#include "jobs/roofline/timed_comm.h"
 #include "runtime/engine.h"
 #include "runtime/ranks/agree.h"
 #include "runtime/ranks/last_words.h"
 #include "runtime/record_runner.h"
-#include "runtime/scorer.h"
-#include "runtime/warm_up.h"
+#include "runtime/seconds.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -57,8 +63,6 @@ class GenerateJob {
     void start_up();
     void check_accept_rule();
     void open_files();
-    void join_groups();
-    void make_board();
     void load_model();
     int skip() const;
     void check_launcher() const;
@@ -68,12 +72,12 @@ class GenerateJob {
         return options_.fail_on_error && errors > 0 ? kRecordErrors : kSuccess;
     }
     void leave_last_words(const Error& error);
-    std::unique_ptr<RecordRunner> make_runner();
     int run_steps();
+    void measure(const StartFigures& own, const CollectiveCounts& pass);
     void show(const GroupProgress& all, Stop stop);
-    int end(const EngineStats& stats, Stop stop);
-    RunEnd gather(const EngineStats& stats, Stop stop);
-    void finish(const EngineStats& stats);
+    int end(const StartFigures& figures, Stop stop);
+    RunEnd gather(const StartFigures& figures, Stop stop);
+    void finish(RunEnd& run);
     Progress progress(const GroupProgress& all) const;
 
     const GenerateOptions& options_;
@@ -87,13 +91,15 @@ class GenerateJob {
     int32_t k_;
     RunShape shape_;
     ModelLimits limits_;
-    bool warm_ = false;                       // what runs are records of the run
     std::optional<LeaderFiles> run_files_;    // of the run's leader
     std::optional<MemberFiles> group_files_;  // of other groups' leaders
     RunFiles* files_ = nullptr;               // the one of them that is there
     std::unique_ptr<Tokenizer> tokenizer_;    // of other ranks, for stop strings
     std::optional<GroupBoard> board_;         // where there are several groups
     std::optional<LastWords> last_words_;
+    std::optional<TimedComm> comm_;  // of the model
+    StartFigures ready_;             // what start-up took
+    std::optional<Roofline> roofline_;
 };
 
 GenerateJob::GenerateJob(const GenerateOptions& options, const RankStart& start)
@@ -134,6 +140,7 @@ int GenerateJob::run() {
 
 void GenerateJob::start_up() {
     session_.choose_backend();
+    comm_.emplace(session_.model_comm());
     facts_.devices = gather_texts(world_, session_.backend().device());
     facts_.comm = session_.model_comm().name();
     facts_.libraries = session_.libraries();
@@ -146,7 +153,7 @@ void GenerateJob::start_up() {
     limits_ = choose_limits(session_, options_, shape_, k_);
     facts_.max_seqs = limits_.slots;
     if (options_.dry_run) return session_.check_memory(limits_);
-    if (several()) make_board();
+    if (several()) make_board(session_, board_);
     session_.agree("tokenizer", [&] {  // every rank looks for stop strings
         if (shape_.stop_text && !session_.leads()) tokenizer_ = make_tokenizer(options_.target);
     });
@@ -177,6 +184,7 @@ void GenerateJob::open_files() {
         if (!session_.leads_run()) return;
         const std::filesystem::path heartbeat =
             Heartbeat::check(options_.heartbeat, other_files(options_, options_.out));
+        check_results_tsv(options_);
         files_ = &run_files_.emplace(around);
         shape_ = run_files_->claim();
         if (!options_.dry_run) heartbeat_ = Heartbeat(heartbeat);
@@ -187,48 +195,8 @@ void GenerateJob::open_files() {
         if (!session_.leads() || session_.leads_run()) return;
         files_ = &group_files_.emplace(around, shape_);
     });
-    join_groups();
-}
-
-// Every group must see the files that the run's leader sees, wherever its host has them.
-void GenerateJob::join_groups() {
-    const std::vector<std::string> runs =
-        gather_texts(world_, files_ != nullptr ? files_->description() : std::string());
-    std::vector<char> done(static_cast<size_t>(shape_.records), 0);
-    std::vector<char> ends = done;
-    if (session_.leads_run() && !options_.dry_run) {
-        std::ranges::copy(files_->done(), done.begin());
-        ends = files_->ends();
-    }
-    world_.broadcast_host(done.data(), std::ssize(done), 0);
-    world_.broadcast_host(ends.data(), std::ssize(ends), 0);
-    session_.agree("results of groups", [&] {
-        if (files_ == nullptr) return;
-        const auto group = static_cast<size_t>(session_.mpi().rank());
-        if (runs[group] != runs[0]) {
-            throw Error(ErrorKind::input,
-                        fmt::format("{} sees other files than {}: {}", session_.mpi().host(),
-                                    session_.mpi().hosts()[0], other_field(runs[0], runs[group])));
-        }
-        if (!group_files_ || options_.dry_run || shape_.remaining == 0) return;
-        group_files_->join(session_.group_index(), std::vector<bool>(done.begin(), done.end()),
-                           ends);
-    });
-}
-
-// Open MPI without UCX has no one-sided calls between hosts that a program with threads may use.
-void GenerateJob::make_board() {
-    std::exception_ptr error;
-    try {
-        board_.emplace(session_.mpi(), session_.group_count());
-    } catch (const Error& reason) {
-        error = std::make_exception_ptr(
-            Error(ErrorKind::comm,
-                  fmt::format("{}: this MPI has no one-sided calls between these ranks, by which "
-                              "groups share records; start a job a group, each with --shard I/{}",
-                              reason.what(), session_.group_count())));
-    }
-    agree_on(world_, "counters of groups", error);
+    join_groups(session_, files_, group_files_ ? &*group_files_ : nullptr, shape_,
+                options_.dry_run);
 }
 
 // Ranks outlive a killed mpirun by a second, and a new start of the run may be at work already.
@@ -239,7 +207,7 @@ void GenerateJob::check_launcher() const {
 }
 
 void GenerateJob::load_model() {
-    session_.load(limits_, shape_.known_tokens, session_.model_comm());
+    session_.load(limits_, shape_.known_tokens, *comm_);
     const std::string skipped = session_.models().target().skipped_tensors();
     if (!skipped.empty()) session_.log().notice(fmt::format("skipped tensors: {}", skipped));
 }
@@ -277,74 +245,90 @@ void GenerateJob::leave_last_words(const Error& error) {
     if (own && last_words_) last_words_->write(crash_cause(error.what()).c_str());
 }
 
-std::unique_ptr<RecordRunner> GenerateJob::make_runner() {
-    Backend& backend = session_.backend();
-    TargetModel& target = session_.models().target();
-    const auto note = [this](auto running) { last_words_->set(crash_text(running)); };
-    if (options_.scores) {
-        return std::make_unique<Scorer>(backend, session_.model_comm(), session_.position(), target,
-                                        note);
-    }
-    const EngineOptions options = {
-        .max_batched_tokens = prefill_rows(target.limits()),
-        .k = k_,
-        .known_tokens = shape_.known_tokens,
-        .eos = session_.models().config().eos_token_ids,
-        .seed = options_.seed,
-        .accept = options_.accept,
-        .tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
-        .steps = options_.eager ? StepWay::in_parts : StepWay::recorded,
-        .on_running = [this, note](std::span<const Sequence> running) {
-            std::vector<RecordKey> keys;
-            for (const Sequence& sequence : running) keys.push_back(key_of(sequence.prompt));
-            if (warm_) note(std::span<const RecordKey>(keys));
-        }};
-    auto engine = std::make_unique<Engine>(backend, session_.model_comm(), session_.position(),
-                                           target, session_.models().drafter(), options);
-    if (backend.records()) {
-        warm_up(*engine, {limits_, options.max_batched_tokens, k_, options_.record});
-    }
-    warm_ = true;
-    return engine;
-}
-
 int GenerateJob::run_steps() {
     last_words_.emplace(parts_folder(follow_links(options_.out)) / kCrashLog,
                         std::to_string(shape_.start));
-    const std::unique_ptr<RecordRunner> runner = make_runner();
-    RunLoop run(*runner, plan_, session_.models().target().limits().slots,
-                {.comm = session_.group(),
-                 .position = session_.position(),
-                 .log = session_.log(),
-                 .files = files_,
-                 .board = board_ ? &*board_ : nullptr,
-                 .show = [this](const GroupProgress& all, Stop stop) { show(all, stop); }});
+    const std::unique_ptr<RecordRunner> runner =
+        make_runner(session_, *comm_, options_,
+                    {.tokenizer = session_.leads() ? files_->tokenizer() : tokenizer_.get(),
+                     .known_tokens = shape_.known_tokens,
+                     .k = k_,
+                     .limits = limits_,
+                     .last_words = *last_words_});
+    ready_.start_up = seconds_since(begin_);
+    ready_.collectives = comm_->seconds();
+    const auto figures = [&](const LoopTimes& loop) {
+        return StartFigures{.stats = runner->stats(),
+                            .loop = loop,
+                            .seconds = seconds_since(begin_),
+                            .start_up = ready_.start_up,
+                            .collectives = comm_->seconds() - ready_.collectives};
+    };
+    RunLoop run(
+        *runner, plan_, session_.models().target().limits().slots,
+        {.comm = session_.group(),
+         .model_comm = *comm_,
+         .position = session_.position(),
+         .log = session_.log(),
+         .files = files_,
+         .board = board_ ? &*board_ : nullptr,
+         .show = [this](const GroupProgress& all, Stop stop) { show(all, stop); },
+         .keep_figures = [&](const LoopTimes& loop) { files_->keep_figures(figures(loop)); }});
     signals_.heed();
     const Stop stop = run.run();
     last_words_->set("");
     signals_.end_after(kSignalsAtTheEnd);
-    return end(runner->stats(), stop);
+    const StartFigures own = figures(run.times());
+    if (stop == Stop::none) measure(own, run.pass_collectives());
+    return end(own, stop);
+}
+
+// What the steps of the first group, whose leader tells of the run, take at best. A run of some
+// seconds is not worth another one.
+void GenerateJob::measure(const StartFigures& own, const CollectiveCounts& pass) {
+    constexpr double kWorthIt = 10;  // seconds of passes
+    if (options_.scores || session_.group_index() != 0) return;
+    const EngineStats& stats = own.stats;
+    const bool worth_it = stats.decode_seconds > kWorthIt || !options_.tsv.empty();
+    const bool wanted = stats.decode_steps > 0 && worth_it;
+    if (session_.group().max_host(wanted ? 1 : 0) == 0) return;
+    session_.position().aside("roofline");
+    const auto records = static_cast<double>(std::max<int64_t>(stats.first_tokens, 1));
+    const auto tokens = static_cast<double>(stats.emitted);
+    MeanPass mean{
+        .records = static_cast<double>(stats.decode_records) /
+                   static_cast<double>(std::max<int64_t>(stats.decode_steps, 1)),
+        .context = std::llround((static_cast<double>(stats.prefill_tokens) + tokens / 2) / records),
+        .k = k_};
+    if (files_ != nullptr && files_->totals().steps > 0) {
+        mean.accepted = files_->totals().accepted_per_step();
+    }
+    roofline_ =
+        measure_roofline(session_.backend(), *comm_, step_model(session_.models()), mean, pass);
 }
 
 // Collective over all ranks.
-RunEnd GenerateJob::gather(const EngineStats& stats, Stop stop) {
+RunEnd GenerateJob::gather(const StartFigures& figures, Stop stop) {
     GroupEnd own;
     own.stop = stop;
-    if (session_.leads() && (session_.leads_run() || shape_.remaining > 0)) {
+    const bool took_part = session_.leads() && (session_.leads_run() || shape_.remaining > 0);
+    if (took_part) {
         own = {.parts = files_->parts(),
                .computed = files_->computed(),
                .errors = files_->totals().errors,
-               .progress = progress_of(*files_, stats),
-               .stats = stats,
+               .progress = progress_of(*files_, figures.stats),
+               .figures = figures,
                .stop = stop};
     }
     RunEnd run = gather_ends(world_, own, shape_.remaining);
+    run.latencies = gather_latencies(
+        world_, took_part ? files_->latencies() : std::vector<Latency>(), several());
     board_.reset();  // collective: others would wait for the result here
     return run;
 }
 
-int GenerateJob::end(const EngineStats& stats, Stop stop) {
-    const RunEnd run = gather(stats, stop);
+int GenerateJob::end(const StartFigures& figures, Stop stop) {
+    RunEnd run = gather(figures, stop);
     if (session_.leads_run()) {
         for (const GroupEnd& group : run.groups) {
             if (group.parts.group > 0) run_files_->add_group(group.parts, group.computed);
@@ -356,35 +340,48 @@ int GenerateJob::end(const EngineStats& stats, Stop stop) {
                 fmt::format("stopped with {} of {} records done; the same command goes on",
                             run.done.records, shape_.records));
         } else {
-            finish(run.stats);
+            finish(run);
             heartbeat_.beat("done", progress(run.done));
         }
     }
     return run.resumable() ? kResumable : exit_code(run.errors);
 }
 
-void GenerateJob::finish(const EngineStats& stats) {
+void GenerateJob::finish(RunEnd& run) {
     session_.position().aside("assemble");
-    const auto elapsed = [this] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    StartSummary summary{.now = run.figures,
+                         .all = run_files_->earlier(),
+                         .groups = session_.group_count(),
+                         .k = k_,
+                         .restarts = shape_.start,
+                         .latencies = std::move(run.latencies),
+                         .roofline = roofline_};
+    summary.now.average(summary.groups);
+    const StartFigures earlier = summary.all;
+    const auto tell_time = [&] {
+        summary.now.seconds = seconds_since(begin_);
+        summary.all = earlier;
+        summary.all += summary.now;
     };
-    facts_.stats = stats;
-    facts_.seconds = elapsed();
+    tell_time();
+    facts_.last = summary.now;
+    facts_.all = summary.all;
     const ResultSummary totals = run_files_->finish(facts_);
+    tell_time();
     if (options_.scores) {
         quadrille::show(
-            stdout,
-            fmt::format("{}: {} records, {} with an error; {} tokens scored, {:.1f} s\n",
-                        options_.out, totals.records, totals.errors, totals.tokens, elapsed()));
-        return;
+            stdout, fmt::format("{}: {} records, {} with an error; {} tokens scored, {:.1f} s\n",
+                                options_.out, totals.records, totals.errors, totals.tokens,
+                                summary.now.seconds));
+    } else {
+        quadrille::show(stdout,
+                        summary_table(totals, run_files_->resumed(), summary, options_.out));
     }
-    quadrille::show(stdout, summary_table(totals, run_files_->resumed(),
-                                          {.stats = stats,
-                                           .groups = session_.group_count(),
-                                           .k = k_,
-                                           .seconds = elapsed(),
-                                           .restarts = shape_.start},
-                                          options_.out));
+    if (options_.tsv.empty()) return;
+    append_results(options_.tsv, summary_rows(totals, summary,
+                                              {.date = utc_now(),
+                                               .hardware = session_.backend().device(),
+                                               .shape = run_shape(options_, facts_, k_)}));
 }
 
 }  // namespace

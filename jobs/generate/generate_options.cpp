@@ -107,6 +107,9 @@ void add_running(CLI::App& app, GenerateOptions& options) {
     add_text(app, "--heartbeat", options.heartbeat, "a file",
              "progress as JSON, renewed every 10 s", "FILE")
         ->group(running);
+    add_text(app, "--append-tsv", options.tsv, "a file", "append rows as in docs/results.tsv",
+             "FILE")
+        ->group(running);
     app.add_flag("--verify-weights", options.verify_weights, "read and check every byte first")
         ->group(running);
     app.add_flag("--dry-run", options.dry_run, "check everything, run nothing")->group(running);

@@ -34,6 +34,7 @@ struct GenerateOptions : ModelOptions, PromptSourceOptions {
     int64_t watchdog = 300;   // seconds until a silent rank ends the job; 0: never
     std::string save_hidden;  // capture.h5 of what was generated; "": none
     std::string heartbeat;    // a JSON file with the progress; "": none
+    std::string tsv;          // file that rows of measurements are appended to; "": none
     Locking locking = Locking::required;
     bool verify_weights = false;  // read and check all of both models first
     bool dry_run = false;         // check everything, run nothing, write nothing

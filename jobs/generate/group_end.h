@@ -5,7 +5,8 @@
 
 #include "io/results/group_writer.h"
 #include "jobs/generate/group_board.h"
-#include "runtime/engine.h"
+#include "jobs/generate/run_files.h"
+#include "jobs/generate/start_figures.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/stop_signals.h"
 
@@ -20,7 +21,7 @@ struct GroupEnd {
     int64_t computed = 0;    // records, in this start
     int64_t errors = 0;      // records; those of earlier starts count for the leader of the run
     GroupProgress progress;  // as on the board
-    EngineStats stats;
+    StartFigures figures;
     Stop stop = Stop::none;
 };
 
@@ -30,11 +31,16 @@ struct RunEnd {
     int64_t left = 0;    // records that nobody has done
     int64_t errors = 0;  // records
     GroupProgress done;
-    EngineStats stats;
+    StartFigures figures;            // sums over groups
+    std::vector<Latency> latencies;  // of all groups, for the run's leader
 
     // Asked to end before its records did: the same command goes on.
     bool resumable() const { return stop != Stop::none && left > 0; }
 };
+
+// Those of all groups, on rank 0; with one group, its own.
+std::vector<Latency> gather_latencies(Communicator& world, const std::vector<Latency>& own,
+                                      bool several);
 
 // Collective over all ranks. `remaining`: records that the run had before it.
 RunEnd gather_ends(Communicator& world, const GroupEnd& own, int64_t remaining);

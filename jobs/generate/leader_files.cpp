@@ -49,6 +49,7 @@ RunShape LeaderFiles::claim() {
     done_ = writer_->done();
     take_up_earlier({});
     run.start = writer_->restarts();
+    figures_ = figures_path(parts_folder(out_), 0, run.start);
     totals_ = writer_->resumed();
     run.remaining = writer_->remaining();
     std::copy_n(writer_->run().data(), std::min(writer_->run().size(), run.run.size() - 1),
@@ -113,6 +114,10 @@ void LeaderFiles::commit_part(bool only_if_old) {
 
 void LeaderFiles::add_group(const GroupParts& parts, int64_t computed) {
     writer_->add_group(parts, computed);
+}
+
+StartFigures LeaderFiles::earlier() const {
+    return earlier_figures(parts_folder(out_), writer_->restarts());
 }
 
 ResultSummary LeaderFiles::finish(RunFacts facts) {

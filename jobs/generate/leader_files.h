@@ -24,6 +24,8 @@ class LeaderFiles final : public RunFiles {
     GroupParts parts() const override { return writer_->parts(); }
     // What another group has done.
     void add_group(const GroupParts& parts, int64_t computed);
+    // The sum over the starts before this one.
+    StartFigures earlier() const;
     // The result; no record is left.
     ResultSummary finish(RunFacts facts);
 

@@ -9,7 +9,7 @@
 namespace quadrille {
 
 MemberFiles::MemberFiles(const Around& around, const RunShape& shape)
-    : RunFiles(around), run_(shape.run.data()) {
+    : RunFiles(around), run_(shape.run.data()), start_(shape.start) {
     set_shape(shape);
 }
 
@@ -24,6 +24,7 @@ void MemberFiles::join(int group, std::vector<bool> done, std::vector<char> ends
                                          .ids = source_->ids(),
                                          .before_commit = around_.before_commit},
                     *lock_);
+    figures_ = figures_path(folder, group, start_);
     take_up_earlier(std::move(ends));
 }
 

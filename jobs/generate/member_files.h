@@ -31,6 +31,7 @@ class MemberFiles final : public RunFiles {
     void commit_part(bool only_if_old) override;
 
     std::string run_;  // its name in parts
+    int64_t start_ = 0;
     std::optional<RunLock> lock_;
     std::optional<GroupWriter> writer_;
 };

@@ -135,11 +135,25 @@ void RunFiles::add(std::vector<Generation> finished) {
     saving_ = true;
     for (Generation& generation : finished) {
         totals_.add(generation);
+        if (generation.seconds > 0) {
+            latencies_.push_back({.first = static_cast<float>(generation.first_seconds),
+                                  .whole = static_cast<float>(generation.seconds)});
+        }
         if (tokenizer_ && !around_.options.no_text) generation.text = text_of(generation);
         write(std::move(generation));
     }
     commit_part(true);
     saving_ = false;
+}
+
+void RunFiles::keep_figures(const StartFigures& figures) const noexcept {
+    if (figures_.empty()) return;
+    try {
+        around_.before_commit();  // throws where nothing may be written any more
+        replace_file(figures_, figures_json(figures));
+    } catch (const std::exception&) {
+        // The next time may do better; parts that cannot be written end the job anyway.
+    }
 }
 
 void RunFiles::commit() {

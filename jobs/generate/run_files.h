@@ -12,6 +12,7 @@
 #include "jobs/common/provenance.h"
 #include "jobs/generate/generate_options.h"
 #include "jobs/generate/record_queue.h"
+#include "jobs/generate/start_figures.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
 #include "kernels/backend.h"
@@ -40,6 +41,12 @@ struct RunShape {
     bool skipped = false;        // OUT holds the results of this run: nothing is to do
     int64_t errors = 0;          // records with an error in it, where it is skipped
     std::array<char, 17> run{};  // its name in parts, ended by a 0
+};
+
+// Seconds of a record from its admission to its first token and to its end.
+struct Latency {
+    float first = 0;
+    float whole = 0;
 };
 
 class RunFiles {
@@ -75,6 +82,10 @@ class RunFiles {
     void commit();
     // Records that are running, for the next start to go on with.
     void keep(std::vector<Generation> running);
+    // What this group has done in this start so far; a failure is nobody's loss.
+    void keep_figures(const StartFigures& figures) const noexcept;
+    // One for each record that ran to its end here.
+    const std::vector<Latency>& latencies() const { return latencies_; }
     // The process is about to die: keeps what can be kept, unless it dies of that.
     void save_what_is_there(bool may_commit);
 
@@ -106,7 +117,9 @@ class RunFiles {
     std::map<RecordKey, Generation> kept_;
     std::map<RecordKey, std::vector<std::string>> crashes_;
     ResultSummary totals_;
-    bool saving_ = false;  // in a writer: an error that ends the job may come from there
+    std::vector<Latency> latencies_;
+    std::filesystem::path figures_;  // file of this start's figures; empty: none
+    bool saving_ = false;            // in a writer: an error that ends the job may come from there
 
   private:
     virtual bool has_writer() const = 0;

@@ -2,10 +2,12 @@
 #include "jobs/generate/run_loop.h"
 
 #include "runtime/ranks/record_block.h"
+#include "runtime/seconds.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -16,6 +18,20 @@ namespace {
 
 constexpr int64_t kSlice = 256;                 // records a leader reads at once
 constexpr std::chrono::milliseconds kPoll{20};  // while other groups run
+constexpr double kKeepFigures = 60;             // seconds
+
+// Adds the time of its life.
+class Lap {
+  public:
+    explicit Lap(double& seconds) : seconds_(seconds) {}
+    ~Lap() { seconds_ += seconds_since(start_); }
+    Lap(const Lap&) = delete;
+    Lap& operator=(const Lap&) = delete;
+
+  private:
+    double& seconds_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
 
 }  // namespace
 
@@ -57,10 +73,22 @@ void RunLoop::run_records() {
             if (runner_.idle()) break;  // and many of them are no reason not to hear
         }
         if (alone_ && runner_.idle()) begin_alone();
-        runner_.step();
+        step();
         deliver();
         alone_ = alone_ && !(runner_.idle() && waiting_.empty());
     }
+}
+
+// The collectives of a decode pass are looked at now and then: of the first, second, fourth,
+// eighth.
+void RunLoop::step() {
+    const int64_t before = runner_.stats().decode_steps;
+    const bool looks = std::has_single_bit(static_cast<uint64_t>(before + 1));
+    if (looks) around_.model_comm.take_counts();
+    runner_.step();
+    if (!looks || runner_.stats().decode_steps == before) return;
+    CollectiveCounts counts = around_.model_comm.take_counts();
+    if (!counts.empty()) pass_collectives_ = std::move(counts);
 }
 
 bool RunLoop::wants_more() const {
@@ -76,6 +104,7 @@ void RunLoop::begin_alone() {
 // The ranks of the group still hear signals, and move.
 void RunLoop::wait_for_groups() {
     if (leads()) around_.board->end(progress_of(*around_.files, runner_.stats()));
+    const Lap lap(times_.idle);
     while (stop_ != Stop::now) {
         const bool all_ended = leads() && around_.board->all_ended();
         if (around_.comm.max_host(all_ended ? 1 : 0) != 0) return;
@@ -111,6 +140,7 @@ void RunLoop::drain(const std::string& reason) {
 // The next records that no earlier start has done and no other group has taken; false: there are
 // none.
 bool RunLoop::refill() {
+    const Lap lap(times_.reading);
     around_.position.op("read");
     std::vector<Prompt> prompts;
     RecordQueue::Slice slice;
@@ -132,9 +162,18 @@ bool RunLoop::refill() {
 void RunLoop::deliver() {
     std::vector<Generation> finished = runner_.take_finished();
     if (!leads()) return;
-    around_.position.aside("write");
-    around_.files->add(std::move(finished));
+    {
+        const Lap lap(times_.writing);
+        around_.position.aside("write");
+        around_.files->add(std::move(finished));
+    }
+    if (seconds_since(kept_) > kKeepFigures) keep_figures();
     show();
+}
+
+void RunLoop::keep_figures() {
+    kept_ = std::chrono::steady_clock::now();
+    around_.keep_figures(times_);
 }
 
 void RunLoop::show() {
@@ -148,9 +187,13 @@ void RunLoop::show() {
 }
 
 void RunLoop::save() {
-    around_.position.aside("write");
-    around_.files->commit();
-    around_.files->keep(runner_.unfinished());
+    {
+        const Lap lap(times_.writing);
+        around_.position.aside("write");
+        around_.files->commit();
+        around_.files->keep(runner_.unfinished());
+    }
+    keep_figures();
 }
 
 }  // namespace quadrille

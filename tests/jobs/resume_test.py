@@ -271,6 +271,12 @@ def samples_with_everything_on_are_the_same(shop):
     said = again.text(again.stdout)
     expect("of the file: records, tokens written, accept length; of this start" in said, said)
     expect(shop.same(whole, out) == (1, 12), "restarts and records computed")
+    told = json.loads(subprocess.run([shop.options.program, "inspect", "--json", out], capture_output=True, check=True).stdout)
+    facts = told["provenance"]
+    expect(facts["all_starts_tokens_written"] == told["tokens"] > facts["last_start_tokens_written"], f"tokens of {facts}")
+    expect(facts["all_starts_seconds"] > facts["last_start_seconds"] and facts["all_starts_passes"] > facts["last_start_passes"],
+           f"figures of {facts}")
+    expect("all starts     2 in " in said, said)
 
 
 def a_rank_without_its_launcher_writes_nothing(shop):

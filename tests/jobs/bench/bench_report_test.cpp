@@ -3,7 +3,7 @@
 
 #include "jobs/bench/bench.h"
 #include "jobs/bench/bench_floor.h"
-#include "jobs/bench/machine_rates.h"
+#include "jobs/roofline/machine_rates.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/full_model.h"
 #include "tests/support/temp_folder.h"

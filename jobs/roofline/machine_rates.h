@@ -5,7 +5,7 @@
 // the slowest counts for all.
 #pragma once
 
-#include "jobs/bench/timed_comm.h"
+#include "jobs/roofline/timed_comm.h"
 #include "kernels/backend.h"
 #include "runtime/model/work_bound.h"
 #include "runtime/ranks/comm.h"

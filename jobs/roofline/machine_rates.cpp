@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "jobs/bench/machine_rates.h"
+#include "jobs/roofline/machine_rates.h"
 
 #include "kernels/buffer.h"
 #include "runtime/seconds.h"
