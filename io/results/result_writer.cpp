@@ -38,7 +38,8 @@ ResultWriter::ResultWriter(ResultOptions options) : options_(std::move(options))
     remaining_ = std::ssize(records);
 
     check_output(options_.out, result_kind(layout), options_.overwrite);
-    folder_.emplace(parts_folder(options_.out), options_.fingerprint, options_.locking);
+    folder_.emplace(parts_folder(options_.out), options_.fingerprint, std::ssize(options_.records),
+                    options_.locking);
     check_output(options_.out, result_kind(layout),
                  options_.overwrite);  // a run that held the lock may have finished
     if (!folder_->unsaid().empty())

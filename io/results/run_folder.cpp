@@ -24,12 +24,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRunFile = "run.h5";
+constexpr const char* kRecordsAttribute = "records";
 
-void write_run(const fs::path& path, const h5::Attributes& fingerprint) {
+void write_run(const fs::path& path, const h5::Attributes& fingerprint, int64_t records) {
     fs::path unfinished = path;
     unfinished += ".tmp";
     h5::File file = h5::File::create(unfinished);
     schema::stamp(file, schema::kRun);
+    file.set_attribute(kRecordsAttribute, records);
     file.create_group("fingerprint").set_attributes(fingerprint);
     file.close();
     seal_file(unfinished);
@@ -150,7 +152,14 @@ EarlierRun check_run(const fs::path& folder, const h5::Attributes& fingerprint) 
     return run;
 }
 
-RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, Locking locking)
+int64_t records_of_run(const fs::path& folder) {
+    const auto records = h5::File::open(folder / kRunFile).attribute(kRecordsAttribute);
+    const auto* count = records ? std::get_if<int64_t>(&*records) : nullptr;
+    return count == nullptr ? -1 : *count;
+}
+
+RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, int64_t records,
+                     Locking locking)
     : path_(folder), run_(run_name(fingerprint)), lock_(folder, locking) {
     try {
         by_groups_before_ = RunLock::settle_groups(path_, locking);
@@ -164,7 +173,7 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
         unsaid_ = std::move(earlier.unsaid);
         remove_unfinished();
         remove_files(done_folder(path_));
-        if (!holds_work(path_)) begin(fingerprint);
+        if (!holds_work(path_)) begin(fingerprint, records);
     } catch (...) {
         tidy();
         throw;
@@ -172,7 +181,7 @@ RunFolder::RunFolder(const fs::path& folder, const h5::Attributes& fingerprint, 
 }
 
 // Nothing is done yet. What earlier starts say of their ends counts if they were of this run.
-void RunFolder::begin(const h5::Attributes& fingerprint) {
+void RunFolder::begin(const h5::Attributes& fingerprint, int64_t records) {
     const fs::path file = path_ / kRunFile;
     std::error_code ignored;
     if (fs::exists(path_ / kCrashLog, ignored)) {
@@ -182,7 +191,7 @@ void RunFolder::begin(const h5::Attributes& fingerprint) {
     }
     for (const fs::path& entry : entries(path_))  // of starts that kept nothing
         if (is_figures(entry.filename().string())) fs::remove(entry, ignored);
-    write_run(file, fingerprint);
+    write_run(file, fingerprint, records);
 }
 
 int64_t check_result(const fs::path& out, const std::string& kind,

@@ -30,14 +30,18 @@ EarlierRun check_run(const std::filesystem::path& folder, const h5::Attributes& 
 int64_t check_result(const std::filesystem::path& out, const std::string& kind,
                      const h5::Attributes& fingerprint);
 
+// Records of the run whose parts the folder holds; -1: it does not tell.
+int64_t records_of_run(const std::filesystem::path& folder);
+
 // Names the run in its parts.
 std::string run_name(const h5::Attributes& fingerprint);
 
 class RunFolder {
   public:
     // Error: RunLock, check_run; Error{io} where it cannot be written.
+    // `records`: of the run, told to those who look at it.
     RunFolder(const std::filesystem::path& folder, const h5::Attributes& fingerprint,
-              Locking locking);
+              int64_t records, Locking locking);
     // Removes the folder if it holds no part and nothing of a crash; forgets a start that has
     // computed nothing.
     ~RunFolder();
@@ -62,7 +66,7 @@ class RunFolder {
     void remove();
 
   private:
-    void begin(const h5::Attributes& fingerprint);
+    void begin(const h5::Attributes& fingerprint, int64_t records);
     void remove_unfinished() const;
     void tidy() noexcept;
 

@@ -229,20 +229,39 @@ std::string acceptance_table(const ResultSummary& sums, int64_t k) {
     return out + '\n' + positions.text() + kind_table(sums);
 }
 
+GenerationTotals totals_of(const RunView& view) {
+    GenerationTotals totals;
+    FirstOnly first_only;
+    for (const std::filesystem::path& path : view.files) {
+        totals.add(GenerationReader(path, generations_kind(path)), first_only);
+    }
+    return totals;
+}
+
 std::string generation_records(const GenerationReader& reader, int64_t limit) {
     const int64_t shown = std::min(limit, reader.record_count());
     if (shown == 0) return "";
-    Table table("rllrrl");
-    table.row({"record", "id", "finish", "tokens", "accept length", "output"});
+    const bool origin = reader.layout().origin;
+    Table table(origin ? "rrrllrrl" : "rllrrl");
+    std::vector<std::string> head = {"record", "id", "finish", "tokens", "accept length", "output"};
+    if (origin) head.insert(head.begin() + 1, {"file", "sample"});
+    table.row(head);
     for (const Generation& g : reader.read(0, shown)) {
         ResultSummary one;
         one.add(g);
         const std::string finish = schema::kFinishNames[static_cast<size_t>(g.finish_reason)];
-        table.row({fmt::format("{}", g.prompt_index), id_text(g.id), finish,
-                   fmt::format("{}", g.tokens.size()), ratio(one.accept_length()),
-                   !g.error.empty()       ? "error: " + g.error
-                   : reader.layout().text ? excerpt(g.text, kTextWidth)
-                                          : token_list(g.tokens)});
+        std::vector<std::string> row = {fmt::format("{}", g.prompt_index),
+                                        id_text(g.id),
+                                        finish,
+                                        fmt::format("{}", g.tokens.size()),
+                                        ratio(one.accept_length()),
+                                        !g.error.empty()       ? "error: " + g.error
+                                        : reader.layout().text ? excerpt(g.text, kTextWidth)
+                                                               : token_list(g.tokens)};
+        if (origin) {
+            row.insert(row.begin() + 1, {fmt::format("{}", g.source), fmt::format("{}", g.sample)});
+        }
+        table.row(row);
     }
     return '\n' + table.text();
 }
@@ -293,6 +312,28 @@ std::string describe_generations(const std::filesystem::path& path, const std::s
     if (reader.file().has_group("provenance"))
         out += "\nprovenance\n" + provenance_table(reader.file().group("provenance"));
     return out + generation_records(reader, limit);
+}
+
+std::string describe_parts(const RunView& view) {
+    const GenerationTotals totals = totals_of(view);
+    Table table("ll");
+    table.row({"parts", fmt::format("{}", view.files.size())})
+        .row({"tokens", fmt::format("{}", totals.sums.tokens)})
+        .row({"status", named_counts(totals.status, schema::kStatusNames)})
+        .row({"finish reasons", named_counts(totals.finish, schema::kFinishNames)});
+    return view.progress(totals.sums.records) + '\n' + table.text() +
+           acceptance_table(totals.sums, std::ssize(totals.sums.by_position));
+}
+
+std::vector<std::string> overview_row(const RunView& view) {
+    const ResultSummary sums = totals_of(view).sums;
+    const int64_t records = view.parts ? view.records : sums.records;
+    return {view.path.string(),
+            fmt::format("{}", sums.records),
+            records < 0 ? "?" : fmt::format("{}", records),
+            fmt::format("{}", sums.errors),
+            fmt::format("{}", sums.tokens),
+            sums.accepted > 0 ? with_error(sums.accept_length(), sums.accept_length_error()) : "-"};
 }
 
 std::string describe_any(const std::filesystem::path& path, const std::string& kind) {

@@ -3,9 +3,12 @@
 // records.
 #pragma once
 
+#include "jobs/files/run_view.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace quadrille {
 
@@ -15,6 +18,10 @@ std::string describe_prompts(const std::filesystem::path& path, int64_t limit);
 std::string describe_generations(const std::filesystem::path& path, const std::string& kind,
                                  int64_t limit);
 // Any other file of ours: attributes and datasets.
+// The parts of a run together.
+std::string describe_parts(const RunView& view);
+// Output, records done, records, errors, tokens, accept length.
+std::vector<std::string> overview_row(const RunView& view);
 std::string describe_any(const std::filesystem::path& path, const std::string& kind);
 
 }  // namespace quadrille

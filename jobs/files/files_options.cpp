@@ -21,9 +21,9 @@ void add_format(CLI::App& app, std::string& value, const std::vector<std::string
 
 void add_flags(CLI::App& app, InspectOptions& options) {
     add_paths(app, "paths", options.paths, "a file or folder",
-              "HDF5 files of ours, checkpoint folders", "PATH...");
+              "HDF5 files of ours, OUT.parts of a run, checkpoint folders", "PATH...");
     add_number(app, "--limit", options.limit, 0, kAny, "records shown of each file [5]");
-    app.add_flag("--json", options.json, "sums of generations files, JSON, an object each");
+    app.add_flag("--json", options.json, "sums of generations, JSON, an object each");
 }
 
 void add_flags(CLI::App& app, PackOptions& options) {
@@ -38,7 +38,8 @@ void add_flags(CLI::App& app, PackOptions& options) {
 }
 
 void add_flags(CLI::App& app, UnpackOptions& options) {
-    add_paths(app, "inputs", options.inputs, "a file", "generations, HDF5", "FILE...");
+    add_paths(app, "inputs", options.inputs, "a file", "generations, HDF5, or OUT.parts of a run",
+              "FILE...");
     add_text(app, "--out", options.out, "an output file", "JSON lines; - is standard output [-]",
              "FILE");
     add_format(app, options.format, {"jsonl", "openai"},

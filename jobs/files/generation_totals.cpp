@@ -55,9 +55,18 @@ ordered_json value_json(const h5::Value& value) {
 }  // namespace
 
 void GenerationTotals::add(const GenerationReader& reader) {
+    add(reader, nullptr);
+}
+
+void GenerationTotals::add(const GenerationReader& reader, FirstOnly& first_only) {
+    add(reader, &first_only);
+}
+
+void GenerationTotals::add(const GenerationReader& reader, FirstOnly* first_only) {
     for (int64_t first = 0; first < reader.record_count(); first += kSlice) {
         const int64_t count = std::min(kSlice, reader.record_count() - first);
         for (const Generation& generation : reader.read(first, count)) {
+            if (first_only != nullptr && !(*first_only)(generation)) continue;
             sums.add(generation);
             ++status[static_cast<size_t>(generation.status)];
             ++finish[static_cast<size_t>(generation.finish_reason)];
@@ -68,32 +77,47 @@ void GenerationTotals::add(const GenerationReader& reader) {
     }
 }
 
-std::string generations_json(const GenerationReader& reader, const std::string& kind) {
+std::string generations_kind(const std::filesystem::path& path) {
+    std::vector<std::string> notices;
+    return schema::kind_of(h5::File::open(path), notices);
+}
+
+std::string generations_json(const RunView& view) {
     GenerationTotals totals;
-    totals.add(reader);
+    FirstOnly first_only;
+    int64_t k = 0;
+    bool complete = !view.parts;
+    ordered_json provenance = ordered_json::object();
+    for (const std::filesystem::path& path : view.files) {
+        const GenerationReader reader(path, generations_kind(path));
+        totals.add(reader, first_only);
+        k = reader.layout().k;
+        complete = complete && reader.is_complete();
+        if (!reader.file().has_group("provenance")) continue;
+        for (const auto& [name, value] : reader.file().group("provenance").attributes()) {
+            provenance[name] = value_json(value);
+        }
+    }
     ordered_json kinds = ordered_json::object();
     for (const auto& [name, sums] : totals.sums.kinds) kinds[name] = acceptance_json(sums);
     ordered_json finish;
     for (size_t i = 0; i < totals.finish.size(); ++i) {
         finish[schema::kFinishNames[i]] = totals.finish[i];
     }
-    ordered_json out = {{"file", reader.path().string()},
-                        {"kind", kind},
-                        {"complete", reader.is_complete()},
-                        {"records", totals.sums.records},
-                        {"errors", totals.sums.errors},
-                        {"tokens", totals.sums.tokens},
-                        {"k", reader.layout().k},
-                        {"finish_reasons", finish},
-                        {"violations", totals.violations},
-                        {"acceptance", acceptance_json(totals.sums)},
-                        {"kinds", kinds},
-                        {"provenance", ordered_json::object()}};
-    if (reader.file().has_group("provenance")) {
-        for (const auto& [name, value] : reader.file().group("provenance").attributes()) {
-            out["provenance"][name] = value_json(value);
-        }
-    }
+    const int64_t all = view.parts ? view.records : totals.sums.records;
+    const ordered_json out = {{"file", view.path.string()},
+                              {"kind", view.parts ? "run" : generations_kind(view.path)},
+                              {"complete", complete},
+                              {"records", totals.sums.records},
+                              {"records_of_run", all < 0 ? ordered_json() : ordered_json(all)},
+                              {"errors", totals.sums.errors},
+                              {"tokens", totals.sums.tokens},
+                              {"k", k},
+                              {"finish_reasons", finish},
+                              {"violations", totals.violations},
+                              {"acceptance", acceptance_json(totals.sums)},
+                              {"kinds", kinds},
+                              {"provenance", provenance}};
     return out.dump(1) + '\n';
 }
 

@@ -5,6 +5,7 @@
 #include "io/h5/schema.h"
 #include "io/results/generation_reader.h"
 #include "io/results/result_summary.h"
+#include "jobs/files/run_view.h"
 
 #include <cstdint>
 #include <set>
@@ -21,9 +22,16 @@ struct GenerationTotals {
     std::string first_violation;
 
     void add(const GenerationReader& reader);
+    // Of parts, each record once.
+    void add(const GenerationReader& reader, FirstOnly& first_only);
+
+  private:
+    void add(const GenerationReader& reader, FirstOnly* first_only);
 };
 
-// `reader` is of scores or generations of which the file says more. Several lines of JSON.
-std::string generations_json(const GenerationReader& reader, const std::string& kind);
+// Of a finished file, or of the parts of a run so far. Several lines of JSON.
+std::string generations_json(const RunView& view);
+// The kind of a file of generations: schema::kPart, kScores or kGenerations.
+std::string generations_kind(const std::filesystem::path& path);
 
 }  // namespace quadrille

@@ -5,10 +5,11 @@
 #include "io/h5/schema.h"
 #include "io/h5/seal.h"
 #include "io/h5/trial.h"
-#include "io/results/result_files.h"
+#include "jobs/common/table.h"
 #include "jobs/files/checkpoint_summary.h"
 #include "jobs/files/file_summary.h"
 #include "jobs/files/generation_totals.h"
+#include "jobs/files/run_view.h"
 #include "kernels/error.h"
 
 #include <fmt/format.h>
@@ -22,12 +23,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// OUT.parts of a run that has not finished.
-std::string describe_parts(const fs::path& folder, int64_t limit) {
-    refuse_broken_seal(folder / "run.h5");
-    std::string out = describe_any(folder / "run.h5", schema::kRun);
-    for (const fs::path& part : list_parts(folder)) {
-        refuse_broken_seal(part);
+// The parts of a run that has not finished: all of them together, then each.
+std::string describe_run(const RunView& view, int64_t limit) {
+    refuse_broken_seal(view.path / "run.h5");
+    for (const fs::path& part : view.files) refuse_broken_seal(part);
+    std::string out =
+        describe_parts(view) + '\n' + describe_any(view.path / "run.h5", schema::kRun);
+    for (const fs::path& part : view.files) {
         out += '\n' + describe_generations(part, schema::kPart, limit);
     }
     return out;
@@ -36,31 +38,50 @@ std::string describe_parts(const fs::path& folder, int64_t limit) {
 // The HDF5 files that a report on `path` reads.
 std::vector<fs::path> files_of(const fs::path& path) {
     std::error_code ignored;
-    if (!fs::is_directory(path, ignored)) return {path};
-    if (!fs::exists(path / "run.h5", ignored)) return {};
-    std::vector<fs::path> files = list_parts(path);
-    files.push_back(path / "run.h5");
+    if (!is_run(path) && fs::is_directory(path, ignored)) return {};
+    const RunView view = view_run(path);
+    std::vector<fs::path> files = view.files;
+    if (view.parts) files.push_back(view.path / "run.h5");
     return files;
 }
 
 std::string json_of(const fs::path& path) {
-    refuse_broken_seal(path);
-    std::vector<std::string> notices;
-    const std::string kind = schema::kind_of(h5::File::open(path), notices);
-    if (kind != schema::kGenerations && kind != schema::kScores && kind != schema::kPart) {
+    const RunView view = view_run(path);
+    for (const fs::path& file : view.files) {
+        refuse_broken_seal(file);
+        const std::string kind = generations_kind(file);
+        if (kind == schema::kGenerations || kind == schema::kScores || kind == schema::kPart) {
+            continue;
+        }
         throw Error(ErrorKind::usage,
                     fmt::format("--json: {}: expected generations, found {}", path.string(), kind));
     }
-    return generations_json(GenerationReader(path, kind), kind);
+    return generations_json(view);
+}
+
+// A line an output, where there are several.
+std::string overview(const std::vector<std::string>& paths) {
+    Table table("lrrrrl");
+    table.row({"output", "done", "of", "errors", "tokens", "accept length"});
+    for (const std::string& path : paths) {
+        std::error_code ignored;
+        if (!is_run(path) && fs::is_directory(path, ignored)) continue;  // a checkpoint
+        const RunView view = view_run(path);
+        if (!view.parts) {
+            const std::string kind = generations_kind(view.path);
+            if (kind != schema::kGenerations && kind != schema::kScores) continue;
+        }
+        table.row(overview_row(view));
+    }
+    return table.text();
 }
 
 }  // namespace
 
 std::string describe_path(const fs::path& path, int64_t limit) {
     std::error_code ignored;
-    if (fs::is_directory(path, ignored))
-        return fs::exists(path / "run.h5", ignored) ? describe_parts(path, limit)
-                                                    : describe_checkpoint(path);
+    if (is_run(path)) return describe_run(view_run(path), limit);
+    if (fs::is_directory(path, ignored)) return describe_checkpoint(path);
     refuse_broken_seal(path);
     std::vector<std::string> notices;
     const std::string kind = schema::kind_of(h5::File::open(path), notices);
@@ -77,6 +98,9 @@ int run_inspect(const InspectOptions& options) {
             options.json ? json_of(options.paths[i])
                          : (i == 0 ? "" : "\n") + describe_path(options.paths[i], options.limit);
         std::fputs(text.c_str(), stdout);
+    }
+    if (options.paths.size() > 1 && !options.json) {
+        std::fputs(('\n' + overview(options.paths)).c_str(), stdout);
     }
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
         throw Error(ErrorKind::io, "cannot write to standard output");

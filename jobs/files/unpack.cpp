@@ -8,6 +8,7 @@
 #include "io/results/generation_reader.h"
 #include "io/text/tokenizer.h"
 #include "jobs/files/batch_output.h"
+#include "jobs/files/run_view.h"
 #include "kernels/error.h"
 #include "runtime/log.h"
 
@@ -19,6 +20,7 @@
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <unordered_set>
@@ -149,10 +151,10 @@ class Formatter {
           tokenizer_(tokenizer),
           lines_(lines) {}
 
-    void add(Generation generation, const GenerationReader& reader) {
+    void add(Generation generation, const GenerationReader& reader, const std::string& file) {
         if (!openai_) {
             ordered_json object;
-            if (several_) object["file"] = reader.path().string();
+            if (several_) object["file"] = file;
             object.update(to_json(generation, reader.layout()));
             lines_.write(encode(object));
             return;
@@ -250,29 +252,51 @@ ordered_json to_json(const Generation& g, const GenerationLayout& layout) {
 int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) {
     const std::string out = file_of(options);
     std::vector<GenerationReader> readers;
+    std::vector<RunView> views;
+    std::vector<size_t> view_of;  // of each reader
     for (const std::string& input : options.inputs) {
-        readers.emplace_back(input, kind_of_results(input));
-        if (!readers.back().is_complete())
-            throw Error(ErrorKind::input, input + ": is not complete (no attribute complete = 1)");
-        if (options.format == "openai" && !readers.back().layout().text)
-            throw Error(ErrorKind::input, input + ": has no text, which --format openai needs");
+        views.push_back(view_run(input));
+        if (views.back().parts && options.format == "openai") {
+            throw Error(ErrorKind::usage,
+                        fmt::format("{}: the samples of a prompt are together once the run is "
+                                    "done: --format jsonl gives what is there",
+                                    views.back().path.string()));
+        }
+        for (const fs::path& path : views.back().files) {
+            readers.emplace_back(path, views.back().parts ? schema::kPart : kind_of_results(path));
+            view_of.push_back(views.size() - 1);
+            if (!readers.back().is_complete() && !views.back().parts)
+                throw Error(ErrorKind::input,
+                            input + ": is not complete (no attribute complete = 1)");
+            if (options.format == "openai" && !readers.back().layout().text)
+                throw Error(ErrorKind::input, input + ": has no text, which --format openai needs");
+        }
     }
     const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(options, readers, notices);
     LineWriter lines(out);
     Formatter formatter(options, tokenizer.get(), lines);
     int64_t left = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
     int64_t written = 0;
-    for (const GenerationReader& reader : readers) {
+    std::vector<FirstOnly> first_only(views.size());
+    std::vector<int64_t> done(views.size(), 0);
+    for (size_t i = 0; i < readers.size(); ++i) {
+        const GenerationReader& reader = readers[i];
+        const size_t at = view_of[i];
         for (int64_t first = 0; first < reader.record_count() && left >= 0; first += kSlice) {
             const int64_t count = std::min(kSlice, reader.record_count() - first);
             for (Generation& generation : reader.read(first, count)) {
+                if (views[at].parts && !first_only[at](generation)) continue;
+                ++done[at];
                 if (formatter.begins_line(generation)) --left;
                 if (left < 0) break;
-                formatter.add(std::move(generation), reader);
+                formatter.add(std::move(generation), reader, views[at].path.string());
                 ++written;
             }
         }
         formatter.end_prompt(reader);
+    }
+    for (size_t i = 0; i < views.size(); ++i) {
+        if (views[i].parts && left >= 0) notices.push_back(views[i].progress(done[i]));
     }
     lines.finish();
     if (std::string notice = formatter.notice(); !notice.empty()) {
@@ -282,7 +306,11 @@ int64_t unpack(const UnpackOptions& options, std::vector<std::string>& notices) 
 }
 
 int run_unpack(const UnpackOptions& options) {
-    try_files({options.inputs.begin(), options.inputs.end()});
+    std::vector<fs::path> files;
+    for (const std::string& input : options.inputs) {
+        std::ranges::copy(view_run(input).files, std::back_inserter(files));
+    }
+    try_files(files);
     std::vector<std::string> notices;
     const int64_t records = unpack(options, notices);
     Log log(true);

@@ -6,6 +6,7 @@ tests/jobs/meson.build. --long: more of each, and a million records."""
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -279,6 +280,35 @@ def samples_with_everything_on_are_the_same(shop):
     expect("all starts     2 in " in said, said)
 
 
+def a_run_can_be_looked_at(shop):
+    """inspect and unpack read what is done, under the name of the output too, and change nothing."""
+    finished, out = shop.reference(RECORDS, TOKENS), shop.path("out.h5")
+    run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
+    run.wait_for(lambda: any(name.startswith("part-") for name in os.listdir(out + ".parts")), "a part")
+
+    def told(*arguments):
+        return subprocess.run([shop.options.program, *arguments], capture_output=True, text=True, check=False)
+    seen = [told("inspect", "--json", out), told("inspect", finished, out), told("unpack", out + ".parts"),
+            told("unpack", finished, out)]
+    for done in seen:
+        expect(done.returncode == 0, done.stderr)
+    facts = json.loads(seen[0].stdout)
+    expect(facts["kind"] == "run" and not facts["complete"] and facts["records_of_run"] == RECORDS, str(facts))
+    expect(0 < facts["records"] < RECORDS and facts["records"] % 256 == 0, str(facts))
+    expect(re.search(r"out.h5.parts: \d+ of 600 records done", seen[1].stdout), seen[1].stdout)
+    expect(re.search(r"^  .*out.h5.parts +\d+ +600 +0", seen[1].stdout, re.MULTILINE), "a table of several outputs")
+    records = [json.loads(line) for line in seen[2].stdout.splitlines()]
+    whole = [json.loads(line) for line in told("unpack", finished).stdout.splitlines()]
+    expect(len(records) >= facts["records"] and all(record == whole[record["index"]] for record in records),
+           "what is done is what the finished file has")
+    expect(f"{len(records)} of 600 records done" in seen[2].stderr, seen[2].stderr)
+    files = {json.loads(line)["file"] for line in seen[3].stdout.splitlines()}
+    expect(files == {finished, out + ".parts"}, str(files))
+    expect(told("unpack", out, "--format", "openai").returncode == 2, "--format openai needs the whole run")
+    run.expect_code(0)
+    shop.compare(out, RECORDS, TOKENS)
+
+
 def a_rank_without_its_launcher_writes_nothing(shop):
     out = shop.path("out.h5")
     run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
@@ -347,7 +377,7 @@ def main():
                   a_rank_that_fails_ends_all_with_one_message, a_folder_that_is_removed_is_named,
                   a_folder_that_becomes_read_only_is_named, a_second_run_of_the_same_output_is_turned_away,
                   a_file_system_without_locks_is_named, other_settings_are_refused,
-                  samples_with_everything_on_are_the_same, a_rank_without_its_launcher_writes_nothing]
+                  samples_with_everything_on_are_the_same, a_run_can_be_looked_at, a_rank_without_its_launcher_writes_nothing]
     cases = [case for case in cases if options.only in case.__name__]
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="resume-test-") as folder:

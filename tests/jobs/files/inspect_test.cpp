@@ -7,6 +7,7 @@
 #include "io/text/tokenizer.h"
 #include "jobs/common/table.h"
 #include "jobs/files/checkpoint_summary.h"
+#include "jobs/files/file_summary.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/made_results.h"
 #include "tests/support/matrices.h"
@@ -175,6 +176,14 @@ TEST(Inspect, DescribesGenerationsAndParts) {
     const std::string parts = describe_path(parts_folder(o.out), 5);
     expect_line(parts, "target_digest 0123");
     EXPECT_NE(parts.find("part-0-000000.h5: part, format 1, complete"), std::string::npos);
+    EXPECT_NE(parts.find("generations.h5.parts: 2 of 3 records done\n"), std::string::npos)
+        << parts;
+    expect_line(parts, "status 1 ok, 1 error");
+    // The name of the output stands for its parts until it is there.
+    EXPECT_EQ(describe_path(o.out, 5), parts);
+    EXPECT_EQ(overview_row(view_run(o.out)),
+              (std::vector<std::string>{(folder / "generations.h5.parts").string(), "2", "3", "1",
+                                        "7", "2.0000"}));
     writer.add(test::make_generation(2, 2, 2));
     writer.finish({{"version", "9.9"}, {"command_line", "quadrille\ngenerate"}});
     const std::string report = describe_path(o.out, 5);
