@@ -22,14 +22,14 @@ struct GenerationTotals {
     std::string first_violation;
 
     void add(const GenerationReader& reader);
-    // Of parts, each record once.
+    // The same for parts: each record once.
     void add(const GenerationReader& reader, FirstOnly& first_only);
 
   private:
     void add(const GenerationReader& reader, FirstOnly* first_only);
 };
 
-// Of a finished file, or of the parts of a run so far. Several lines of JSON.
+// Sums of a finished file, or of the parts of a run so far; several lines of JSON.
 std::string generations_json(const RunView& view);
 // The kind of a file of generations: schema::kPart, kScores or kGenerations.
 std::string generations_kind(const std::filesystem::path& path);
