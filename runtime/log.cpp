@@ -4,7 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
 #include <sys/ioctl.h>
+#include <system_error>
 #include <unistd.h>
 
 namespace quadrille {
@@ -18,6 +22,18 @@ int64_t columns_of(std::FILE* file) {
     winsize size{};
     if (ioctl(fileno(file), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
     return size.ws_col;
+}
+
+// mpirun hands on what its ranks say through pipes; what it says itself may go to a terminal.
+bool launcher_on_terminal() {
+    const std::filesystem::path parent = fmt::format("/proc/{}", getppid());
+    std::string name;
+    std::getline(std::ifstream(parent / "comm"), name);
+    constexpr std::array kLaunchers = {"mpirun", "mpiexec", "orterun", "prterun"};
+    if (std::ranges::find(kLaunchers, name) == kLaunchers.end()) return false;
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(parent / "fd" / "2", error).string();
+    return !error && (target.starts_with("/dev/pts/") || target.starts_with("/dev/tty"));
 }
 
 // "12/100 records, 345 tokens/s, accept length 1.92, 1 min 05 s left"
@@ -70,7 +86,10 @@ void show(std::FILE* to, std::string_view text) noexcept {
     std::clearerr(to);
 }
 
-Log::Log(bool shown, std::FILE* to) : shown_(shown), to_(to), terminal_(isatty(fileno(to)) == 1) {}
+Log::Log(bool shown, std::FILE* to)
+    : shown_(shown),
+      to_(to),
+      terminal_(isatty(fileno(to)) == 1 || (to == stderr && launcher_on_terminal())) {}
 
 Log::~Log() {
     if (bar_on_line_) std::fputc('\n', to_);

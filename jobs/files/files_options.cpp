@@ -21,7 +21,7 @@ void add_format(CLI::App& app, std::string& value, const std::vector<std::string
 
 void add_flags(CLI::App& app, InspectOptions& options) {
     add_paths(app, "paths", options.paths, "a file or folder",
-              "HDF5 files of ours, OUT.parts of a run, checkpoint folders", "PATH...");
+              "HDF5 files of ours, OUT.parts, checkpoint folders", "PATH...");
     add_number(app, "--limit", options.limit, 0, kAny, "records shown of each file [5]");
     app.add_flag("--json", options.json, "sums of generations, JSON, an object each");
 }

@@ -20,7 +20,7 @@ bool holds_run(const fs::path& folder) {
 }
 
 // "" where `path` is no folder of parts and stands for none.
-fs::path folder_of(const fs::path& path) {
+fs::path parts_of(const fs::path& path) {
     std::error_code ignored;
     if (holds_run(path)) return path;
     if (!fs::exists(path, ignored) && holds_run(parts_folder(path))) return parts_folder(path);
@@ -35,11 +35,11 @@ std::string RunView::progress(int64_t done) const {
 }
 
 bool is_run(const fs::path& path) {
-    return !folder_of(path).empty();
+    return !parts_of(path).empty();
 }
 
 RunView view_run(const fs::path& path) {
-    const fs::path folder = folder_of(path);
+    const fs::path folder = parts_of(path);
     std::error_code ignored;
     if (!folder.empty()) {
         return {.path = folder,

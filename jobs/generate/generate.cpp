@@ -100,6 +100,7 @@ class GenerateJob {
     std::optional<TimedComm> comm_;  // of the model
     StartFigures ready_;             // what start-up took
     std::optional<Roofline> roofline_;
+    double measuring_ = 0;  // seconds, no part of the run's
 };
 
 GenerateJob::GenerateJob(const GenerateOptions& options, const RankStart& start)
@@ -293,6 +294,7 @@ void GenerateJob::measure(const StartFigures& own, const CollectiveCounts& pass)
     const bool wanted = stats.decode_steps > 0 && worth_it;
     if (session_.group().max_host(wanted ? 1 : 0) == 0) return;
     session_.position().aside("roofline");
+    const auto begin = std::chrono::steady_clock::now();
     const auto records = static_cast<double>(std::max<int64_t>(stats.first_tokens, 1));
     const auto tokens = static_cast<double>(stats.emitted);
     MeanPass mean{
@@ -305,6 +307,7 @@ void GenerateJob::measure(const StartFigures& own, const CollectiveCounts& pass)
     }
     roofline_ =
         measure_roofline(session_.backend(), *comm_, step_model(session_.models()), mean, pass);
+    measuring_ = seconds_since(begin);
 }
 
 // Collective over all ranks.
@@ -359,7 +362,7 @@ void GenerateJob::finish(RunEnd& run) {
     summary.now.average(summary.groups);
     const StartFigures earlier = summary.all;
     const auto tell_time = [&] {
-        summary.now.seconds = seconds_since(begin_);
+        summary.now.seconds = seconds_since(begin_) - measuring_;
         summary.all = earlier;
         summary.all += summary.now;
     };
@@ -378,10 +381,12 @@ void GenerateJob::finish(RunEnd& run) {
                         summary_table(totals, run_files_->resumed(), summary, options_.out));
     }
     if (options_.tsv.empty()) return;
-    append_results(options_.tsv, summary_rows(totals, summary,
-                                              {.date = utc_now(),
-                                               .hardware = session_.backend().device(),
-                                               .shape = run_shape(options_, facts_, k_)}));
+    append_results(
+        options_.tsv,
+        summary_rows(totals, summary,
+                     {.date = utc_now(),
+                      .hardware = session_.backend().device(),
+                      .shape = run_shape(options_, session_.backend().name(), facts_, k_)}));
 }
 
 }  // namespace

@@ -16,7 +16,8 @@
 
 namespace quadrille {
 
-RunFiles::RunFiles(const Around& around) : around_(around), out_(follow_links(around.options.out)) {
+RunFiles::RunFiles(const Around& around)
+    : around_(around), out_(follow_links(around.options.out)), alarms_(around.log, around.k > 0) {
     const GenerateOptions& options = around_.options;
     if (has_tokenizer(options.target) && text_supported()) {
         tokenizer_ = make_tokenizer(options.target);
@@ -135,6 +136,7 @@ void RunFiles::add(std::vector<Generation> finished) {
     saving_ = true;
     for (Generation& generation : finished) {
         totals_.add(generation);
+        alarms_.look(generation, totals_);
         if (generation.seconds > 0) {
             latencies_.push_back({.first = static_cast<float>(generation.first_seconds),
                                   .whole = static_cast<float>(generation.seconds)});

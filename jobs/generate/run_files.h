@@ -12,6 +12,7 @@
 #include "jobs/common/provenance.h"
 #include "jobs/generate/generate_options.h"
 #include "jobs/generate/record_queue.h"
+#include "jobs/generate/run_alarms.h"
 #include "jobs/generate/start_figures.h"
 #include "jobs/prompts/prompt_files.h"
 #include "jobs/prompts/record_source.h"
@@ -118,6 +119,7 @@ class RunFiles {
     std::map<RecordKey, std::vector<std::string>> crashes_;
     ResultSummary totals_;
     std::vector<Latency> latencies_;
+    RunAlarms alarms_;
     std::filesystem::path figures_;  // file of this start's figures; empty: none
     bool saving_ = false;            // in a writer: an error that ends the job may come from there
 

@@ -68,7 +68,7 @@ std::string time_table(const StartSummary& start) {
     return table.text();
 }
 
-std::string latency_text(const std::vector<Latency>& latencies) {
+std::string latency_lines(const std::vector<Latency>& latencies) {
     const auto shares = [&](float Latency::*member) {
         std::vector<float> values;
         for (const Latency& latency : latencies) values.push_back(latency.*member);
@@ -78,8 +78,9 @@ std::string latency_text(const std::vector<Latency>& latencies) {
         }
         return text;
     };
-    return fmt::format("{} s a record, {} s to its first token (50 / 90 / 99 / 100 % of records)",
-                       shares(&Latency::whole), shares(&Latency::first));
+    return line("latency",
+                fmt::format("{} s a record (50, 90, 99, 100 % of them)", shares(&Latency::whole))) +
+           line("first token", fmt::format("{} s", shares(&Latency::first)));
 }
 
 // "5.20 ms; at best 2.10 ms (40 %): experts 1.10, head 0.40, collectives 0.20".
@@ -89,11 +90,11 @@ std::string roofline_text(const Roofline& roofline, double step) {
     if (roofline.collectives > 0) parts.emplace_back(roofline.collectives, "collectives");
     std::ranges::sort(parts, std::greater<>());
     std::string text;
-    for (size_t i = 0; i < std::min<size_t>(parts.size(), 4); ++i) {
+    for (size_t i = 0; i < std::min<size_t>(parts.size(), 3); ++i) {
         text +=
             fmt::format("{}{} {:.2f}", i == 0 ? "" : ", ", parts[i].second, 1e3 * parts[i].first);
     }
-    return fmt::format("{:.2f} ms; the machine's best is {:.2f} ms ({:.0f} %): {}", 1e3 * step,
+    return fmt::format("{:.2f} ms; at best {:.2f} ms ({:.0f} %): {}", 1e3 * step,
                        1e3 * roofline.seconds(), 100 * ratio(roofline.seconds(), step), text);
 }
 
@@ -133,7 +134,8 @@ void check_results_tsv(const GenerateOptions& options) {
     append_results(options.tsv, "");
 }
 
-std::string run_shape(const GenerateOptions& options, const RunFacts& facts, int32_t k) {
+std::string run_shape(const GenerateOptions& options, const std::string& backend,
+                      const RunFacts& facts, int32_t k) {
     const auto ranks = std::ssize(facts.hosts);
     std::string prompts = options.prompts.empty() ? "prompts of the command line"
                                                   : last_name(options.prompts.front());
@@ -141,8 +143,8 @@ std::string run_shape(const GenerateOptions& options, const RunFacts& facts, int
         prompts += fmt::format(" and {} more", options.prompts.size() - 1);
     std::string shape = fmt::format(
         "{}, {}, {}, {} rank{}, {}, {} new, batch {}, K {}", last_name(options.target),
-        k > 0 ? last_name(options.draft) : "no drafter", options.backend, ranks,
-        ranks == 1 ? "" : "s", prompts, options.record.max_new_tokens, facts.max_seqs, k);
+        k > 0 ? last_name(options.draft) : "no drafter", backend, ranks, ranks == 1 ? "" : "s",
+        prompts, options.record.max_new_tokens, facts.max_seqs, k);
     if (facts.last.stats.recorded_steps > 0) shape += ", graphs";
     if (options.eager) shape += ", eager";
     if (facts.groups > 1) shape += fmt::format(", {} groups", facts.groups);
@@ -193,7 +195,7 @@ std::string summary_table(const ResultSummary& totals, const ResultSummary& earl
                                    ratio(stats.decoded(), stats.decode_seconds), stats.decode_steps,
                                    1e3 * step, ratio(stats.decode_records, stats.decode_steps)));
     if (start.roofline) text += line("step", roofline_text(*start.roofline, step));
-    if (!start.latencies.empty()) text += line("latency", latency_text(start.latencies));
+    if (!start.latencies.empty()) text += latency_lines(start.latencies);
     if (start.k > 0 && totals.steps > 0) {
         text += line("accept length",
                      fmt::format("{} at K = {}; drafts accepted by position: {}",

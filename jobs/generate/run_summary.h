@@ -43,7 +43,8 @@ std::string summary_rows(const ResultSummary& totals, const StartSummary& start,
 // Checks the file of --append-tsv before the run. Errors: append_results.
 void check_results_tsv(const GenerateOptions& options);
 // What ran, as bench tells it in its rows.
-std::string run_shape(const GenerateOptions& options, const RunFacts& facts, int32_t k);
+std::string run_shape(const GenerateOptions& options, const std::string& backend,
+                      const RunFacts& facts, int32_t k);
 
 // The value that the part `share` of all values are not above; NaN: there are none.
 double percentile(std::vector<float> values, double share);

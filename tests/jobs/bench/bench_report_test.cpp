@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/bench/bench_report.h"
+#include "jobs/common/results_tsv.h"
 
 #include "jobs/bench/bench.h"
 #include "jobs/bench/bench_floor.h"

@@ -53,7 +53,8 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 StartSummary some_summary() {
-    StartSummary summary{.k = 2};
+    StartSummary summary;
+    summary.k = 2;
     summary.now.stats = some_stats();
     summary.now.seconds = 4;
     summary.now.start_up = 0.25;
