@@ -68,28 +68,41 @@ struct JobRow {
     std::string help;  // one line
     bool on_ranks = false;
     std::function<std::unique_ptr<Job>()> make;
+    // The help shows what the command line must have, and a command.
+    std::string required = {};
+    std::string example = {};
 };
 
 // A job on MPI ranks. Its run throws errors of start-up on all ranks alike (AgreedError); what goes
 // wrong later it ends itself, through Fatal.
 template <class Options>
 JobRow on_ranks(const char* name, const char* help, int (*run)(const Options&, const RankStart&)) {
-    return {name, help, true, [run] {
+    return {name,
+            help,
+            true,
+            [run] {
                 return std::make_unique<JobOf<Options>>(
                     [run](const Options& options, const RankStart* start) {
                         require(start != nullptr, "a job on ranks has ranks");
                         return run(options, *start);
                     });
-            }};
+            },
+            {},
+            {}};
 }
 
 // A job of one process, which never touches MPI.
 template <class Options>
 JobRow alone(const char* name, const char* help, int (*run)(const Options&)) {
-    return {name, help, false, [run] {
+    return {name,
+            help,
+            false,
+            [run] {
                 return std::make_unique<JobOf<Options>>(
                     [run](const Options& options, const RankStart*) { return run(options); });
-            }};
+            },
+            {},
+            {}};
 }
 
 }  // namespace quadrille

@@ -6,11 +6,13 @@
 
 #include "jobs/common/version.h"
 #include "jobs/options/environment.h"
+#include "jobs/options/help_text.h"
 #include "jobs/options/option_checks.h"
 #include "kernels/error.h"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -22,7 +24,7 @@ namespace {
 // The parser of one invocation and the jobs whose options it fills.
 class Parser {
   public:
-    explicit Parser(std::span<const JobRow> table) : app_("", "quadrille") {
+    explicit Parser(std::span<const JobRow> table) : app_("", "quadrille"), table_(table) {
         app_.description(
             "Batch generation with GLM-5.3-Flash (EXL3) and DFlash2 speculative decoding:\n"
             "mpirun -n 4 quadrille generate --target DIR --prompts F.h5 --out F.h5");
@@ -40,6 +42,7 @@ class Parser {
         std::vector<std::string> arguments = invocation.arguments;
         if (arguments.empty()) return ShowText{help(), static_cast<int>(ErrorKind::usage)};
         take_environment(arguments, invocation.environment);
+        take_help_topic(arguments);
         std::ranges::reverse(arguments);  // CLI11 takes them from the back
         try {
             app_.parse(std::move(arguments));
@@ -86,10 +89,38 @@ class Parser {
         }
     }
 
+    // "--help TOPIC": a group of options of the job, or all of them.
+    void take_help_topic(std::vector<std::string>& arguments) {
+        const auto asked = std::ranges::find_if(arguments, [](const std::string& argument) {
+            return argument == "--help" || argument == "-h";
+        });
+        const CLI::App* const job = app_.get_subcommand_no_throw(arguments.front());
+        if (asked == arguments.end() || asked + 1 == arguments.end() || job == nullptr) return;
+        const std::vector<std::string> topics = help_topics(job->help());
+        const std::string& topic = *(asked + 1);
+        if (topic.starts_with("-")) return;
+        if (topic != "all" && std::ranges::find(topics, topic) == topics.end()) {
+            fail_usage(fmt::format(
+                "--help: expected one of {}, found '{}'",
+                topics.empty() ? "all" : fmt::format("{}, all", fmt::join(topics, ", ")), topic));
+        }
+        topic_ = topic;
+        arguments.erase(asked + 1);
+    }
+
     // One blank line between groups where CLI11 leaves two.
     std::string help() const {
         const std::vector<CLI::App*> chosen = app_.get_subcommands();
-        const std::string text = chosen.empty() ? app_.help() : chosen.front()->help();
+        if (!chosen.empty()) {
+            const std::string name = chosen.front()->get_name();
+            const auto row = std::ranges::find(table_, name, &JobRow::name);
+            return help_text({.job = name,
+                              .whole = chosen.front()->help(),
+                              .required = row->required,
+                              .example = row->example},
+                             topic_);
+        }
+        const std::string text = app_.help();
         std::string result;
         for (const char letter : text) {
             if (letter != '\n' || !result.ends_with("\n\n")) result.push_back(letter);
@@ -144,7 +175,9 @@ class Parser {
     }
 
     CLI::App app_;
+    std::span<const JobRow> table_;
     bool show_version_ = false;
+    std::string topic_;  // of --help
     std::vector<ChosenJob> jobs_;
     std::vector<std::pair<std::string, std::string>> renamed_;  // flag, variable that filled it
 };

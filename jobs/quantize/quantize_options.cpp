@@ -140,6 +140,10 @@ void add_flags(CLI::App& app, QuantizeJobOptions& options) {
     add_text(app, "--out", options.out, "a folder", "pack to write; an unfinished one goes on",
              "DIR");
     add_bit_flags(app, options);
+    for (const char* flag :
+         {"--layer-bits", "--attention-bits", "--shared-bits", "--mlp-bits", "--head-bits"}) {
+        app.get_option(flag)->group("Bits");
+    }
     app.add_option_function<std::string>(
            "--codebook",
            [&options](const std::string& text) {

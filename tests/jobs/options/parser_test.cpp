@@ -2,6 +2,7 @@
 // The command line as a whole: which jobs there are, help, version.
 #include "jobs/options/parser.h"
 
+#include "jobs/options/help_text.h"
 #include "tests/support/command_line.h"
 
 #include <gtest/gtest.h>
@@ -39,17 +40,40 @@ TEST(Parser, VersionNamesTheProgram) {
     EXPECT_EQ(text.text.find("quadrille 0."), 0u);
 }
 
-TEST(Parser, HelpFitsAScreen) {
-    for (const JobRow& row : job_table()) {
-        const auto text = std::get<ShowText>(parse({row.name, "--help"}));
-        EXPECT_EQ(text.code, 0);
-        EXPECT_LE(std::ranges::count(text.text, '\n'), 52) << text.text;
-        size_t column = 0;
-        for (const char letter : text.text) {
-            column = letter == '\n' ? 0 : column + 1;
-            ASSERT_LE(column, 79u) << text.text;
-        }
+void expect_screen(const std::string& text) {
+    EXPECT_LE(std::ranges::count(text, '\n'), 24) << text;
+    size_t column = 0;
+    for (const char letter : text) {
+        column = letter == '\n' ? 0 : column + 1;
+        ASSERT_LE(column, 79u) << text;
     }
+}
+
+std::string help_of(const std::vector<std::string>& arguments) {
+    const auto text = std::get<ShowText>(parse(arguments));
+    EXPECT_EQ(text.code, 0);
+    return text.text;
+}
+
+TEST(Parser, HelpFitsScreens) {
+    for (const JobRow& row : job_table()) {
+        const std::string first = help_of({row.name, "--help"});
+        expect_screen(first);
+        EXPECT_NE(first.find("Usage: quadrille " + row.name), std::string::npos) << first;
+        EXPECT_NE(first.find("Exit codes: 0 done"), std::string::npos);
+        const std::string all = help_of({row.name, "--help", "all"});
+        for (const std::string& topic : help_topics(all)) {
+            const std::string screen = help_of({row.name, "-h", topic});
+            expect_screen(screen);
+            EXPECT_NE(first.find(topic), std::string::npos) << "the first screen names " << topic;
+        }
+        EXPECT_GE(all.size(), first.size() - 80);
+    }
+}
+
+TEST(Parser, HelpOfAnUnknownTopicNamesThoseThereAre) {
+    EXPECT_EQ(usage_error({"bench", "--help", "speed"}),
+              "--help: expected one of synthetic, running, all, found 'speed'");
 }
 
 }  // namespace
