@@ -3,6 +3,7 @@
 """Nothing computed is lost: runs of `generate` are killed, signalled, stopped, starved of their disk,
 and the next start completes them to the result of an uninterrupted run. TAP; for its arguments see
 tests/jobs/meson.build. --long: more of each, and a million records."""
+import glob
 import json
 import os
 import random
@@ -284,7 +285,7 @@ def a_run_can_be_looked_at(shop):
     """inspect and unpack read what is done, under the name of the output too, and change nothing."""
     finished, out = shop.reference(RECORDS, TOKENS), shop.path("out.h5")
     run = shop.start(out, RECORDS, TOKENS, env=shop.slow(20))
-    run.wait_for(lambda: any(name.startswith("part-") for name in os.listdir(out + ".parts")), "a part")
+    run.wait_for(lambda: glob.glob(out + ".parts/part-*.h5"), "a part")
 
     def told(*arguments):
         return subprocess.run([shop.options.program, *arguments], capture_output=True, text=True, check=False)
