@@ -94,9 +94,10 @@ class Parser {
         const auto asked = std::ranges::find_if(arguments, [](const std::string& argument) {
             return argument == "--help" || argument == "-h";
         });
-        const CLI::App* const job = app_.get_subcommand_no_throw(arguments.front());
-        if (asked == arguments.end() || asked + 1 == arguments.end() || job == nullptr) return;
-        const std::vector<std::string> topics = help_topics(job->help());
+        const auto named = app_.get_subcommands(
+            [&](const CLI::App* app) { return app->get_name() == arguments.front(); });
+        if (asked == arguments.end() || asked + 1 == arguments.end() || named.empty()) return;
+        const std::vector<std::string> topics = help_topics(named.front()->help());
         const std::string& topic = *(asked + 1);
         if (topic.starts_with("-")) return;
         if (topic != "all" && std::ranges::find(topics, topic) == topics.end()) {

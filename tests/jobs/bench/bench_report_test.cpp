@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs/bench/bench_report.h"
-#include "jobs/common/results_tsv.h"
 
 #include "jobs/bench/bench.h"
 #include "jobs/bench/bench_floor.h"
+#include "jobs/common/results_tsv.h"
 #include "jobs/roofline/machine_rates.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/full_model.h"
