@@ -73,7 +73,9 @@ std::string help_text(const HelpParts& parts, const std::string& topic) {
     if (!topic.empty() && topic != "all") return text;
     text += '\n';
     if (!parts.example.empty()) text += fmt::format("Example: {}\n", parts.example);
-    text += "Exit codes: 0 done, 2 usage, 3 input, 4 files, 5 device, 6 ranks, 7 our defect\n";
+    text +=
+        "Exit codes: 0 done, 1 records failed, 2 usage, 3 input, 4 files,\n"
+        "  5 device, 6 ranks, 7 a defect of ours, 75 asked to end, can go on\n";
     if (!topics.empty() && topic.empty()) {
         text += fmt::format("More: --help {}\n", fmt::join(topics, "|"));
     }
