@@ -114,19 +114,36 @@ void TrainData::add(TrainBatch& batch, int64_t sequence, uint64_t key, bool nois
     batch.sequences.push_back({context, count, batch.blocks(), std::ssize(anchors)});
     const size_t before = batch.taps.size();
     batch.taps.resize(before + rows.taps.size());
-    const size_t width = rows.taps.size() / static_cast<size_t>(count);
-    std::vector<size_t> order(static_cast<size_t>(count));
-    std::iota(order.begin(), order.end(), size_t{0});
-    if (options_.shuffle) shuffle(order, options_.seed, Draw::shuffle, key);
-    for (size_t i = 0; i < rows.taps.size(); ++i) {
-        const size_t from = order[i / width] * width + i % width;
-        batch.taps[before + i] = to_float(BF16{rows.taps[from]});
-    }
+    const std::vector<uint16_t> taps =
+        options_.shuffle ? strange_taps(sequence, count, key) : rows.taps;
+    std::ranges::transform(taps, batch.taps.begin() + static_cast<int64_t>(before),
+                           [](uint16_t bits) { return to_float(BF16{bits}); });
     if (noisy) disturb(batch.taps.data() + before, count, key);
     for (int64_t p = 0; p < count; ++p) {
         batch.context_positions.push_back(static_cast<int32_t>(first + p));
     }
     add_blocks(batch, rows, sequence, first, anchors);
+}
+
+// Rows of other sequences in any order.
+std::vector<uint16_t> TrainData::strange_taps(int64_t sequence, int64_t count, uint64_t key) const {
+    const auto width = static_cast<size_t>(reader_.tap_columns());
+    const int64_t all = reader_.sequences();
+    std::vector<uint16_t> found;
+    for (int64_t step = 0; found.size() < static_cast<size_t>(count) * width; ++step) {
+        const int64_t other = (sequence + 1 + step % (all - 1)) % all;
+        const auto missing = count - static_cast<int64_t>(found.size() / width);
+        const CaptureRows rows = reader_.read(other, 0, std::min(missing, reader_.length(other)));
+        found.insert(found.end(), rows.taps.begin(), rows.taps.end());
+    }
+    std::vector<size_t> order(static_cast<size_t>(count));
+    std::iota(order.begin(), order.end(), size_t{0});
+    shuffle(order, options_.seed, Draw::shuffle, key);
+    std::vector<uint16_t> taps(found.size());
+    for (size_t i = 0; i < taps.size(); ++i) {
+        taps[i] = found[order[i / width] * width + i % width];
+    }
+    return taps;
 }
 
 void TrainData::add_blocks(TrainBatch& batch, const CaptureRows& rows, int64_t sequence,

@@ -22,7 +22,7 @@ struct DataOptions {
     double validation = 0.05;  // share of the sequences that is held back
     TapNoise noise = TapNoise::none;
     double noise_size = 0.05;  // gaussian: of the RMS of a row; uniform: largest value
-    bool shuffle = false;      // taps of rows change places: a check, nothing can be learned
+    bool shuffle = false;      // taps of rows of other sequences: a check, nothing can be learned
     uint64_t seed = 0;
 };
 
@@ -64,6 +64,7 @@ class TrainData {
     void add_blocks(TrainBatch& batch, const CaptureRows& rows, int64_t sequence, int64_t first,
                     const std::vector<int64_t>& anchors) const;
     std::vector<int64_t> anchors_of(int64_t sequence, int64_t first, int64_t end) const;
+    std::vector<uint16_t> strange_taps(int64_t sequence, int64_t count, uint64_t key) const;
     void disturb(float* taps, int64_t rows, uint64_t key) const;
 
     const CaptureReader& reader_;

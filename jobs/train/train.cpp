@@ -67,7 +67,10 @@ class TrainJob {
 int TrainJob::run() {
     session_.watch(std::chrono::seconds(0), {});
     session_.start_up([this] { start_up(); });
-    return session_.guard([this] { return train(); });
+    int code = kSuccess;
+    // As a start-up: what one rank cannot write ends all of them alike.
+    session_.start_up([&] { code = train(); });
+    return code;
 }
 
 void TrainJob::start_up() {
@@ -129,7 +132,8 @@ void TrainJob::check_out() const {
     if (fs::is_empty(out_)) return;
     // A state beside a drafter is of a run that replaces it, or that ended as it had written it.
     if (has_state(out_)) return;
-    const bool own = fs::exists(out_ / "train.tsv");
+    // The first file of a run is its log, which a full disk may have cut short.
+    const bool own = fs::exists(out_ / "train.tsv") || fs::exists(out_ / "train.tsv.tmp");
     const bool complete = fs::exists(out_ / "model.safetensors");
     if (own && (!complete || options_.overwrite)) return;
     throw Error(ErrorKind::usage, fmt::format("--out {}: {}", out_.string(),
@@ -186,6 +190,7 @@ double TrainJob::rate_of(int64_t step) const {
 }
 
 void TrainJob::validate(int64_t step) {
+    session_.position().enter(step, "validate");
     after_ = trainer_->measure(data_->validation_batches(),
                                [&](int64_t i) { return data_->validation_batch(i); });
     if (!before_) before_ = after_;
@@ -198,10 +203,11 @@ void TrainJob::validate(int64_t step) {
 }
 
 void TrainJob::save(int64_t step) {
-    if (!session_.leads_run()) return;
-    session_.position().aside("save the state");
-    log_->save();
-    save_state(out_, run_, step, values());
+    agree(session_.world(), "save the state", [&] {
+        if (!session_.leads_run()) return;
+        log_->save();
+        save_state(out_, run_, step, values());
+    });
 }
 
 int TrainJob::train() {
@@ -232,17 +238,20 @@ int TrainJob::train() {
             return kResumable;
         }
     }
+    save(steps_);  // what finish cannot write is not computed again
     validate(steps_);
     return finish();
 }
 
 int TrainJob::finish() {
+    agree(session_.world(), "write the drafter", [&] {
+        if (!session_.leads_run()) return;
+        log_->save();
+        write_drafter(out_, *parameters_, trainer_->weights(),
+                      std::filesystem::path(options_.draft) / "config.json");
+        remove_state(out_);
+    });
     if (!session_.leads_run()) return kSuccess;
-    session_.position().aside("write the drafter");
-    log_->save();
-    write_drafter(out_, *parameters_, trainer_->weights(),
-                  std::filesystem::path(options_.draft) / "config.json");
-    remove_state(out_);
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin_);
     Table table("lrr");
     table.row({"validation", "before", "after"});

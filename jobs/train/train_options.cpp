@@ -69,7 +69,7 @@ void add_data(CLI::App& app, TrainOptions& options) {
                [&data](size_t i) { data.noise = static_cast<TapNoise>(i); });
     add_real(app, "--noise-size", data.noise_size, kMost,
              "gaussian: of a row's RMS; uniform: largest [0.05]", group);
-    app.add_flag("--shuffle-taps", data.shuffle, "a check: taps of other rows, which tell nothing")
+    app.add_flag("--shuffle-taps", data.shuffle, "a check: taps of other sequences tell nothing")
         ->group(group);
     app.add_option("--seed", data.seed, "of all draws [0]")
         ->check(unsigned_integer())

@@ -82,7 +82,8 @@ def main():
         runs.check("stage b trains", after < before, f"{before} {after}")
         runs.train("shuffled", 1, "--shuffle-taps")
         known, shuffled = runs.losses("one", "accept_length")[0], runs.losses("shuffled", "accept_length")[0]
-        runs.check("shuffled taps tell little", shuffled - 1 < 0.5 * (known - 1), f"{known} {shuffled}")
+        runs.check("with taps of other sequences hardly a draft is kept", known > 2 and shuffled < 1.3,
+                   f"{known} {shuffled}")
         runs.drafter = runs.path("one")
         served = runs.generate("served", [prompts], 1, ["--max-new-tokens", "8"])
         runs.check("generate drafts with it", sum(r["acceptance"]["accepted"] for r in runs.unpack(served)) > 0)
