@@ -259,6 +259,7 @@ void count_accepted(LossReport& report, const SlotLabels& labels, int64_t per, c
     report.blocks = slots / per;
     for (auto* counts : report.counts()) counts->assign(static_cast<size_t>(per), 0);
     for (int64_t first = 0; first < slots; first += per) {
+        int32_t run = 0, best_run = 0;
         bool alive = true, alive_by_head = true, alive_at_best = true;
         for (int64_t k = 0; k < per; ++k) {
             const auto i = static_cast<size_t>(first + k);
@@ -276,7 +277,11 @@ void count_accepted(LossReport& report, const SlotLabels& labels, int64_t per, c
             report.accepted_at_best[place] += alive_at_best ? 1 : 0;
             report.accepted[place] += alive ? 1 : 0;
             report.accepted_by_head[place] += alive_by_head ? 1 : 0;
+            run += alive ? 1 : 0;
+            best_run += alive_at_best ? 1 : 0;
         }
+        report.runs.push_back(run);
+        report.best_runs.push_back(best_run);
     }
 }
 

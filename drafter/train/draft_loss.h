@@ -45,6 +45,9 @@ struct LossReport {
     // Slots whose draft is right behind the true predecessor, slots that have the token among
     // their candidates, slots supervised.
     std::vector<int64_t> right, offered, supervised;
+    // Drafts that each block keeps, in order: of the walk, and of a selector that chose the right
+    // candidate. They stay with one pass: add and ranks leave them out.
+    std::vector<int32_t> runs, best_runs;
 
     void add(const LossReport& other);  // sums; losses weighted by slots
     double accept_length() const;

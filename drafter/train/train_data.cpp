@@ -109,6 +109,24 @@ void TrainData::add(TrainBatch& batch, int64_t sequence, uint64_t key, bool nois
     shuffle(anchors, options_.seed, Draw::anchors, key);
     anchors.resize(std::min(anchors.size(), static_cast<size_t>(options_.anchors)));
     std::ranges::sort(anchors);
+    append(batch, sequence, first, count, anchors, key);
+    if (noisy)
+        disturb(batch.taps.data() + std::ssize(batch.taps) - count * reader_.tap_columns(), count,
+                key);
+}
+
+TrainBatch TrainData::batch_at(int64_t sequence, const std::vector<int64_t>& anchors) const {
+    require(!anchors.empty() && std::ssize(anchors) <= block_limit(), "blocks of one batch");
+    const int64_t end = anchors.back() + config_.block_size;
+    const int64_t count = std::min(end, options_.length);
+    TrainBatch batch;
+    append(batch, sequence, end - count, count, anchors, 0);
+    return batch;
+}
+
+// Rows [first, first + count) of a sequence and blocks at `anchors`.
+void TrainData::append(TrainBatch& batch, int64_t sequence, int64_t first, int64_t count,
+                       const std::vector<int64_t>& anchors, uint64_t key) const {
     const CaptureRows rows = reader_.read(sequence, first, count);
     const int64_t context = batch.context();
     batch.sequences.push_back({context, count, batch.blocks(), std::ssize(anchors)});
@@ -118,7 +136,6 @@ void TrainData::add(TrainBatch& batch, int64_t sequence, uint64_t key, bool nois
         options_.shuffle ? strange_taps(sequence, count, key) : rows.taps;
     std::ranges::transform(taps, batch.taps.begin() + static_cast<int64_t>(before),
                            [](uint16_t bits) { return to_float(BF16{bits}); });
-    if (noisy) disturb(batch.taps.data() + before, count, key);
     for (int64_t p = 0; p < count; ++p) {
         batch.context_positions.push_back(static_cast<int32_t>(first + p));
     }

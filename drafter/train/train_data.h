@@ -57,10 +57,18 @@ class TrainData {
     // Batches of those held back; always the same anchors, without noise.
     int64_t validation_batches() const;
     TrainBatch validation_batch(int64_t index) const;
+    // Tokens of a sequence at which a block can begin, ascending: generated ones, as in serving.
+    std::vector<int64_t> anchors_of(int64_t sequence) const {
+        return anchors_of(sequence, 0, reader_.length(sequence));
+    }
+    // Blocks at some of them, neighbours, with as much context as batches have; without noise.
+    TrainBatch batch_at(int64_t sequence, const std::vector<int64_t>& anchors) const;
 
   private:
     int64_t sequence_of(int64_t place) const;
     void add(TrainBatch& batch, int64_t sequence, uint64_t key, bool noisy) const;
+    void append(TrainBatch& batch, int64_t sequence, int64_t first, int64_t count,
+                const std::vector<int64_t>& anchors, uint64_t key) const;
     void add_blocks(TrainBatch& batch, const CaptureRows& rows, int64_t sequence, int64_t first,
                     const std::vector<int64_t>& anchors) const;
     std::vector<int64_t> anchors_of(int64_t sequence, int64_t first, int64_t end) const;

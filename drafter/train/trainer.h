@@ -44,6 +44,8 @@ class Trainer {
     // Step `step` = 1, 2, … at learning rate `rate`; `draw` makes a part of it. Collective.
     // Error{input}: the gradient is infinite or NaN.
     StepResult step(int64_t step, double rate, const std::function<TrainBatch(int64_t)>& draw);
+    // Losses of one batch, on this rank alone.
+    LossReport losses(const TrainBatch& batch) { return run(batch, nullptr); }
     // Losses of batches 0 … count - 1. Collective.
     LossReport measure(int64_t count, const std::function<TrainBatch(int64_t)>& draw);
 

@@ -19,13 +19,14 @@ DraftReading::DraftReading(ModelSession& session, const std::filesystem::path& f
                           session.models().config(), session.group().size(),
                           session.group().rank())),
       parameters_(files_.config),
-      backend_(make_backend("cpu")) {}
+      backend_(make_backend("cpu")),
+      alone_(make_self_comm()) {}
 
 void DraftReading::load(const TrainData& data) {
     data_ = &data;
     TrainerOptions options;
-    options.parts = session_.group().size();
-    trainer_.emplace(*backend_, session_.group(), config(), parameters_,
+    options.parts = 1;
+    trainer_.emplace(*backend_, *alone_, config(), parameters_,
                      TrainLimits{data.context_limit(), data.block_limit()}, options);
     const Checkpoint& target = session_.models().checkpoint();
     const auto matrix = [&](const std::string& name) {
@@ -35,8 +36,23 @@ void DraftReading::load(const TrainData& data) {
                    matrix(text_prefix(target) + "embed_tokens"), matrix("lm_head"));
 }
 
-LossReport DraftReading::measure(int64_t count) {
-    return trainer_->measure(count, [&](int64_t i) { return data_->validation_batch(i); });
+Served DraftReading::measure(const std::vector<int64_t>& sequences) {
+    Served served(config().block_size - 1);
+    for (const int64_t sequence : sequences) {
+        session_.position().enter(sequence, "drafter");
+        const std::vector<int64_t> anchors = data_->anchors_of(sequence);
+        std::vector<int32_t> runs, best_runs;
+        for (auto from = anchors.begin(); from != anchors.end();) {
+            const auto to = from + std::min(data_->block_limit(), anchors.end() - from);
+            const LossReport report = trainer_->losses(data_->batch_at(sequence, {from, to}));
+            runs.insert(runs.end(), report.runs.begin(), report.runs.end());
+            best_runs.insert(best_runs.end(), report.best_runs.begin(), report.best_runs.end());
+            served.blocks.add(report);
+            from = to;
+        }
+        served.follow(anchors, runs, best_runs);
+    }
+    return served;
 }
 
 std::vector<float> DraftReading::fc() const {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a drafter makes of a capture's taps: its drafts against the captured tokens, and a drafter
-// with another fc. It computes in fp32 on the CPU, as training does.
+// with another fc. It computes in fp32 on the CPU, as training does, on one rank.
 #pragma once
 
 #include "drafter/make_drafter.h"
 #include "drafter/train/trainer.h"
 #include "jobs/common/model_session.h"
+#include "jobs/probe/served.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -26,8 +27,8 @@ class DraftReading {
 
     // Reads the weights for batches of `data`, which outlives this. Error{input}.
     void load(const TrainData& data);
-    // The first `count` sequences held back. Collective.
-    LossReport measure(int64_t count);
+    // Blocks at every token that a block can begin at.
+    Served measure(const std::vector<int64_t>& sequences);
 
     std::vector<float> fc() const;
     void set_fc(const std::vector<float>& values);
@@ -40,6 +41,7 @@ class DraftReading {
     DrafterFiles files_;
     Parameters parameters_;
     std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Communicator> alone_;
     const TrainData* data_ = nullptr;
     std::optional<Trainer> trainer_;
 };

@@ -7,6 +7,7 @@
 #include "io/output.h"
 #include "jobs/common/model_session.h"
 #include "jobs/common/table.h"
+#include "jobs/options/option_checks.h"
 #include "jobs/probe/draft_reading.h"
 #include "jobs/probe/next_token.h"
 #include "jobs/probe/probe_report.h"
@@ -48,13 +49,10 @@ class ProbeJob {
         return options_.limit == 0 || sequence < options_.limit;
     }
     std::vector<int64_t> fitted_sequences() const;
-    int64_t held_back() const;
+    std::vector<int64_t> held_back() const;
     MapOptions map_options();
     void look();
     void look_at(int64_t sequence, int64_t first, int64_t count);
-    // A map made by the leader, on every rank.
-    template <class Make>
-    std::vector<float> map_of_leader(const Make& make);
     void look_through_map();
     void count_mapped(Agreement& agreement, const std::vector<int64_t>& sequences,
                       const std::vector<float>& map);
@@ -105,7 +103,7 @@ void ProbeJob::start_up() {
                   session_.model_comm());
     head_.emplace(session_, kRows);
     agree(session_.world(), "drafter's weights", [&] {
-        if (drafter_) drafter_->load(*data_);
+        if (drafter_ && session_.leads_run()) drafter_->load(*data_);
     });
 }
 
@@ -168,7 +166,7 @@ void ProbeJob::open_reference() {
 void ProbeJob::split() {
     DataOptions data;
     data.sequences = 1;
-    data.anchors = options_.anchors;
+    data.length = kMaxTokens;
     data.validation = options_.validation;
     data.seed = options_.seed;
     if (drafter_) {
@@ -212,8 +210,11 @@ std::vector<int64_t> ProbeJob::fitted_sequences() const {
     return sequences;
 }
 
-int64_t ProbeJob::held_back() const {
-    return std::ranges::count_if(data_->held_back(), [&](int64_t s) { return looked_at(s); });
+std::vector<int64_t> ProbeJob::held_back() const {
+    std::vector<int64_t> sequences;
+    std::ranges::copy_if(data_->held_back(), std::back_inserter(sequences),
+                         [&](int64_t s) { return looked_at(s); });
+    return sequences;
 }
 
 MapOptions ProbeJob::map_options() {
@@ -260,27 +261,18 @@ void ProbeJob::look_at(int64_t sequence, int64_t first, int64_t count) {
     report_.agreement[layers_.size()].right += head_->right(rows.final_hidden, true, next, mask);
 }
 
-template <class Make>
-std::vector<float> ProbeJob::map_of_leader(const Make& make) {
-    std::vector<float> map(static_cast<size_t>(reader_->hidden()) *
-                           static_cast<size_t>(reader_->tap_columns()));
-    if (session_.leads()) map = make();
-    session_.group().broadcast_host(map.data(), std::ssize(map) * int64_t{sizeof(float)}, 0);
-    return map;
-}
-
 void ProbeJob::look_through_map() {
     if (!data_) return;
     const std::vector<int64_t> fitted = fitted_sequences();
-    const int64_t kept = held_back();
-    if (fitted.empty() || kept == 0) return;
-    const std::vector<float> map =
-        map_of_leader([&] { return fit_next_token(*reader_, fitted, map_options()); });
-    const auto& all = data_->held_back();
+    const std::vector<int64_t> kept = held_back();
+    if (fitted.empty() || kept.empty()) return;
+    std::vector<float> map(static_cast<size_t>(reader_->hidden() * reader_->tap_columns()));
+    if (session_.leads()) map = fit_next_token(*reader_, fitted, map_options());
+    session_.group().broadcast_host(map.data(), std::ssize(map) * int64_t{sizeof(float)}, 0);
     report_.agreement.push_back({.rows = "ridge map of all taps, head, fitted on"});
     count_mapped(report_.agreement.back(), fitted, map);
     report_.agreement.push_back({.rows = "ridge map of all taps, head, held back"});
-    count_mapped(report_.agreement.back(), {all.begin(), all.begin() + kept}, map);
+    count_mapped(report_.agreement.back(), kept, map);
 }
 
 void ProbeJob::count_mapped(Agreement& agreement, const std::vector<int64_t>& sequences,
@@ -308,18 +300,16 @@ void ProbeJob::count_mapped(Agreement& agreement, const std::vector<int64_t>& se
 }
 
 void ProbeJob::measure_drafter() {
-    if (!drafter_) return;
-    session_.position().enter(0, "drafter");
+    if (!drafter_ || !session_.leads_run()) return;
     report_.drafter = options_.drafter;
     report_.steps_per_second = options_.steps_per_second;
-    const int64_t kept = held_back();
-    report_.draft = drafter_->measure(kept);
+    report_.held_back = held_back();
+    report_.draft = drafter_->measure(report_.held_back);
     if (!reference_) return;
-    const std::vector<int64_t> fitted = fitted_sequences();
-    drafter_->set_fc(map_of_leader(
-        [&] { return refit_fc(*reader_, *reference_, fitted, drafter_->fc(), map_options()); }));
-    report_.refitted = drafter_->measure(kept);
-    if (session_.leads_run()) drafter_->write(options_.refit_fc);
+    drafter_->set_fc(
+        refit_fc(*reader_, *reference_, fitted_sequences(), drafter_->fc(), map_options()));
+    report_.refitted = drafter_->measure(report_.held_back);
+    drafter_->write(options_.refit_fc);
 }
 
 int ProbeJob::report() {

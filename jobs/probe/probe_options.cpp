@@ -32,8 +32,6 @@ void add_flags(CLI::App& app, ProbeOptions& options) {
     add_real(app, "--damping", options.damping, kMost,
              "of ridge maps, of an input's square [1e-3]");
     const char* group = "Drafter";
-    add_number(app, "--anchors", options.anchors, 1, 1 << 16, "blocks of a sequence [16]")
-        ->group(group);
     add_real(app, "--steps-per-second", options.steps_per_second, kMost,
              "of the target: gives tok/s")
         ->group(group);

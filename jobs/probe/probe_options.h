@@ -17,7 +17,6 @@ struct ProbeOptions : ModelOptions {
     uint64_t seed = 0;             // of which, as train's
     double damping = 1e-3;         // of ridge maps
     std::string drafter = "none";  // folder; loaded to train's form, not to serve
-    int64_t anchors = 16;          // blocks of a sequence, as train's
     double steps_per_second = 0;   // of the target; 0: not known
     std::string refit_fc;          // folder of a new drafter
     std::string reference;         // capture of the target that the drafter was made for

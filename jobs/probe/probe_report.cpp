@@ -23,20 +23,20 @@ ordered_json json_share(int64_t part, int64_t all) {
     return all == 0 ? ordered_json(nullptr) : ordered_json(share(part, all));
 }
 
-std::string draft_table(const LossReport& r, double rate) {
+std::string draft_table(const Served& served, double rate) {
+    const LossReport& r = served.blocks;
     Table table(rate > 0 ? "rrrrrrrr" : "rrrrrr");
     std::vector<std::string> head = {"draft", "right",         "offered",
                                      "kept",  "accept length", "ceiling"};
     if (rate > 0) head.insert(head.end(), {"tok/s", "ceiling"});
     table.row(std::move(head));
-    for (size_t i = 0; i < r.accepted.size(); ++i) {
-        const auto k = static_cast<int64_t>(i) + 1;
-        const double length = accept_length(r.accepted, r.blocks, k);
-        const double most = accept_length(r.accepted_at_best, r.blocks, k);
-        std::vector<std::string> row = {fmt::format("{}", k),
+    for (size_t i = 0; i < served.walk.size() && r.blocks > 0; ++i) {
+        const double length = served.walk[i].accept_length();
+        const double most = served.at_best[i].accept_length();
+        std::vector<std::string> row = {fmt::format("{}", i + 1),
                                         percent(r.right[i], r.supervised[i]),
                                         percent(r.offered[i], r.supervised[i]),
-                                        percent(r.accepted[i], r.blocks),
+                                        percent(served.kept[i], served.walk.back().steps),
                                         fmt::format("{:.3f}", length),
                                         fmt::format("{:.3f}", most)};
         if (rate > 0) {
@@ -48,16 +48,16 @@ std::string draft_table(const LossReport& r, double rate) {
     return table.text();
 }
 
-ordered_json draft_json(const LossReport& r, double rate) {
+ordered_json draft_json(const Served& served, double rate) {
+    const LossReport& r = served.blocks;
     ordered_json rows = ordered_json::array();
-    for (size_t i = 0; i < r.accepted.size(); ++i) {
-        const auto k = static_cast<int64_t>(i) + 1;
-        const double length = accept_length(r.accepted, r.blocks, k);
-        const double most = accept_length(r.accepted_at_best, r.blocks, k);
-        rows.push_back({{"draft", k},
+    for (size_t i = 0; i < served.walk.size() && r.blocks > 0; ++i) {
+        const double length = served.walk[i].accept_length();
+        const double most = served.at_best[i].accept_length();
+        rows.push_back({{"draft", i + 1},
                         {"right", json_share(r.right[i], r.supervised[i])},
                         {"offered", json_share(r.offered[i], r.supervised[i])},
-                        {"kept", json_share(r.accepted[i], r.blocks)},
+                        {"kept", json_share(served.kept[i], served.walk.back().steps)},
                         {"accept_length", length},
                         {"ceiling", most}});
         if (rate <= 0) continue;
@@ -69,12 +69,6 @@ ordered_json draft_json(const LossReport& r, double rate) {
 
 }  // namespace
 
-double accept_length(const std::vector<int64_t>& counts, int64_t blocks, int64_t k) {
-    int64_t sum = 0;
-    for (size_t i = 0; i < static_cast<size_t>(k); ++i) sum += counts[i];
-    return blocks == 0 ? 1 : 1 + share(sum, blocks);
-}
-
 std::string ProbeReport::text() const {
     std::string out = fmt::format("{}: {} generated tokens\n", capture, tokens);
     Table table("lrrr");
@@ -85,13 +79,14 @@ std::string ProbeReport::text() const {
     }
     out += table.text();
     if (draft) {
-        out += fmt::format("drafter {}: {} blocks of the sequences held back\n", drafter,
-                           draft->blocks);
+        out += fmt::format("drafter {}: {} blocks of {} sequences held back\n", drafter,
+                           draft->blocks.blocks, held_back.size());
         out += draft_table(*draft, steps_per_second);
     }
     if (refitted) {
-        out += fmt::format("the same with fc refitted: accept length {:.3f}, before {:.3f}\n",
-                           refitted->accept_length(), draft->accept_length());
+        out +=
+            fmt::format("the same with fc refitted: accept length {:.3f}, before {:.3f}\n",
+                        refitted->walk.back().accept_length(), draft->walk.back().accept_length());
         out += draft_table(*refitted, steps_per_second);
     }
     return out;
@@ -109,6 +104,7 @@ std::string ProbeReport::json() const {
     if (steps_per_second > 0) all["steps_per_second"] = steps_per_second;
     if (draft) {
         all["drafter"] = drafter;
+        all["held_back"] = held_back;
         all["draft"] = draft_json(*draft, steps_per_second);
     }
     if (refitted) all["refitted"] = draft_json(*refitted, steps_per_second);

@@ -2,7 +2,7 @@
 // What probe found, as tables and as JSON.
 #pragma once
 
-#include "drafter/train/draft_loss.h"
+#include "jobs/probe/served.h"
 
 #include <cstdint>
 #include <optional>
@@ -24,13 +24,11 @@ struct ProbeReport {
     std::vector<Agreement> agreement;
     std::string drafter;  // folder
     double steps_per_second = 0;
-    std::optional<LossReport> draft, refitted;
+    std::vector<int64_t> held_back;  // sequences
+    std::optional<Served> draft, refitted;
 
     std::string text() const;
     std::string json() const;
 };
-
-// Tokens a step with up to k drafts, `counts` being blocks that keep their first j + 1.
-double accept_length(const std::vector<int64_t>& counts, int64_t blocks, int64_t k);
 
 }  // namespace quadrille
