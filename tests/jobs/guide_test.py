@@ -9,7 +9,7 @@ import tempfile
 
 MPIRUN, QUADRILLE, SOURCE = map(os.path.abspath, sys.argv[1:4])
 WRITTEN = ["prompts.h5", "generations.h5", "generations.jsonl", "shard-0.h5", "shard-1.h5", "all.h5", "a.h5", "b.h5", "plain.h5",
-           "scores.jsonl", "pack"]
+           "scores.jsonl", "pack", "capture.h5", "probe.json", "drafter", "after.h5"]
 
 
 def main():

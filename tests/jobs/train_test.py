@@ -8,8 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree
 
 from demo_runs import DemoRuns, run
+
+TOOLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools")
+sys.path.append(TOOLS)
+import train_plot  # noqa: E402
 
 TOKENS = 20
 SMALL = ["--steps", "6", "--sequences", "1", "--anchors", "4", "--rate", "1e-4", "--validation", "0.2"]
@@ -62,6 +67,23 @@ def killed(runs):
     return goes_on, runs.made("killed")
 
 
+def plotted(runs):
+    """tools/train_plot.py shows the log of a run."""
+    log, picture = os.path.join(runs.path("one"), "train.tsv"), runs.path("one.svg")
+    command = [sys.executable, os.path.join(TOOLS, "train_plot.py")]
+    shown = run([*command, log, "--plot", picture, "--points", "3"]).splitlines()
+    losses = [f"{loss:.4f}" for loss in runs.losses("one")]
+    runs.check("train_plot shows the validations", [line.split()[1] for line in shown[1:]] == losses, "\n".join(shown))
+    lines = [e.get("points").split() for e in xml.etree.ElementTree.parse(picture).iter() if e.tag.endswith("polyline")]
+    runs.check("train_plot draws losses and accept lengths", [len(line) for line in lines] == [3, 2, 3, 2], str(lines))
+    rows = [{"step": step, "loss": value} for step, value in ((1, 4), (2, 2), (3, 9), (4, 1), (5, 5))]
+    means = train_plot.means(rows, "loss", 2)
+    runs.check("a point is the mean of its steps", means == [(1.5, 3.0), (4.0, 5.0)], str(means))
+    done = subprocess.run([*command, runs.lines("bad.tsv", ["no log"])], capture_output=True, text=True, check=False)
+    runs.check("train_plot refuses another file", done.returncode == 3 and "bad.tsv:1: expected the columns" in done.stderr,
+               done.stderr)
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         runs = TrainRuns(folder)
@@ -72,6 +94,7 @@ def main():
         first = runs.train("one", 1)
         before, after = runs.losses("one")
         runs.check("the loss of sequences held back falls", after < before, f"{before} {after}")
+        plotted(runs)
         runs.check("two ranks make the same drafter", runs.train("two", 2) == first)
         runs.check("four ranks make the same drafter", runs.train("four", 4) == first)
         goes_on, drafter = killed(runs)
