@@ -31,7 +31,7 @@ job() { mpirun -n "$ranks" "$quadrille" "$@"; }
 step() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 
 step "capture"
-job capture --target "$target" --draft "$draft" --k 7 --prompts "$prompts" "${limit[@]}" --max-new-tokens "$tokens" \
+job capture --target "$target" --draft "$draft" --k 0 --prompts "$prompts" "${limit[@]}" --max-new-tokens "$tokens" \
     --ignore-eos --max-seqs 32 --output-exists skip --out "$out/capture.h5"
 
 train() {  # stage, drafter to start from
