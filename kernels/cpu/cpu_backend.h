@@ -6,12 +6,12 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/paths.h"
 #include "kernels/cpu/sequence_paths.h"
+#include "kernels/filter.h"
 #include "kernels/host_memory.h"
 
 #include <array>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace quadrille::cpu {
@@ -95,7 +95,7 @@ class CpuBackend final : public Backend {
     std::array<std::vector<float>, 3> codebooks_;  // (65536) each, by Codebook
     std::vector<int64_t> moe_begin_;               // (experts + 1) into moe_pairs_
     std::vector<int32_t> moe_pairs_;               // row * topk + slot, grouped by expert
-    std::vector<std::pair<float, int32_t>> best_;  // sample_candidates: a heap of the best
+    std::vector<Candidate> best_;                  // of a row that is sampled
     std::vector<uint64_t> pool_keys_;              // index_select: a row's pools, to be sorted
     std::vector<const float*> key_places_;         // attention: keys of a row's positions
     std::vector<const float*> value_places_;       //            values

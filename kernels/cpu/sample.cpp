@@ -4,13 +4,14 @@
 #include "kernels/contract.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/error.h"
+#include "kernels/filter.h"
 #include "kernels/sample_row.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
-#include <utility>
+#include <vector>
 
 namespace quadrille::cpu {
 
@@ -71,47 +72,21 @@ Best best_drawn(const SampleRow& row, const Columns& columns) {
     return best;
 }
 
-using Kept = std::pair<float, int32_t>;  // l' and column or id
-
-// The better of two candidates comes first.
-bool before(const Kept& a, const Kept& b) {
-    return a.first > b.first || (a.first == b.first && a.second < b.second);
+// The best column of a row without filters.
+Best best_of(const SampleRow& row, const Columns& columns) {
+    return row.inverse_temperature == 0.0 ? best_greedy(row, columns) : best_drawn(row, columns);
 }
 
-size_t count_kept(std::span<const Kept> sorted, const SampleRow& row) {
-    const double inverse = row.inverse_temperature;
-    if (row.top_k > 0) {
-        sorted = sorted.first(std::min(sorted.size(), static_cast<size_t>(row.top_k)));
-    }
-    size_t kept = sorted.size();
-    if (row.top_p < 1.0) {
-        ExpSum total;
-        for (const Kept& one : sorted) total.add(weight_of(one.first, inverse));
-        ExpSum sum;
-        for (size_t i = 0; i < kept; ++i) {
-            sum.add(weight_of(sorted[i].first, inverse));
-            if (reaches(sum, row.top_p, total)) kept = i + 1;
-        }
-    }
-    if (row.min_p > 0.0) {
-        for (size_t i = 1; i < kept; ++i) {
-            if (!weighs(sorted[i].first, row.min_p, sorted[0].first, inverse)) kept = i;
-        }
-    }
-    return kept;
-}
-
-int32_t draw_among(std::span<const Kept> kept, const SampleRow& row) {
-    int32_t best = -1;
-    double best_score = 0.0;
-    for (const auto& [value, id] : kept) {
-        const double score =
-            scaled(value, row.inverse_temperature) + gumbel(row.seed, row.position, row.stream, id);
-        if (best >= 0 && (score < best_score || (score == best_score && id > best))) continue;
-        best = id;
-        best_score = score;
-    }
-    return best;
+// By its definition: all ids of the row, sorted, cut and drawn from.
+int32_t draw_filtered(const SampleRow& row, std::vector<Candidate>& all) {
+    if (all.empty()) return -1;
+    std::sort(all.begin(), all.end(), before);
+    const Filter filter = filter_of(row);
+    ExpSum total;
+    for (const Candidate& one : all) total.add(weight_of(one.value, filter.inverse_temperature));
+    const auto kept = std::span(all).first(*count_kept(all, true, total, filter));
+    const Noise noise{row.seed, row.position, row.stream};
+    return kept[draw_among(kept, filter.inverse_temperature, noise)->index].id;
 }
 
 void check_row(View<const float> logits, const SampleRow& row) {
@@ -139,36 +114,30 @@ void CpuBackend::sample(double* score, int32_t* id, float* logit, const SampleIn
         check_row(logits, rows[i]);
         const Columns columns{logits.row(rows[i].row), first_id, valid,
                               excluded.cols == 0 ? nullptr : excluded.row(i), excluded.cols};
-        const bool greedy = rows[i].inverse_temperature == 0.0;
-        const Best best = greedy ? best_greedy(rows[i], columns) : best_drawn(rows[i], columns);
+        const Best best = best_of(rows[i], columns);
         score[i] = best.score;
         id[i] = best.column < 0 ? -1 : first_id + best.column;
         logit[i] = best.column < 0 ? kNothing : columns.logits[best.column];
     }
 }
 
-// By its definition: the row is sorted, cut and drawn from.
 void CpuBackend::sample_filtered(int32_t* id, const SampleInput& in) {
     contract::sample_filtered(id, in);
     const auto& [logits, rows, count, first_id, valid] = in;
     for (int32_t i = 0; i < count; ++i) {
         check_row(logits, rows[i]);
-        const SampleRow& row = rows[i];
-        const float* const x = logits.row(row.row);
-        if (!is_filtered(row)) {
-            const Columns columns{x, first_id, valid, nullptr, 0};
-            const bool greedy = row.inverse_temperature == 0.0;
-            const Best best = greedy ? best_greedy(row, columns) : best_drawn(row, columns);
+        const float* const x = logits.row(rows[i].row);
+        if (!is_filtered(rows[i])) {
+            const Best best = best_of(rows[i], {x, first_id, valid, nullptr, 0});
             id[i] = best.column < 0 ? -1 : first_id + best.column;
             continue;
         }
         best_.clear();
         for (int32_t c = 0; c < valid; ++c) {
-            const float value = logit_of(row, x[c], first_id + c);
-            if (value > kNothing) best_.emplace_back(value, first_id + c);
+            const float value = logit_of(rows[i], x[c], first_id + c);
+            if (value > kNothing) best_.push_back({value, x[c], first_id + c});
         }
-        std::sort(best_.begin(), best_.end(), before);
-        id[i] = draw_among(std::span(best_).first(count_kept(best_, row)), row);
+        id[i] = draw_filtered(rows[i], best_);
     }
 }
 
@@ -182,8 +151,8 @@ void CpuBackend::sample_candidates(View<float> values, View<float> raw, View<int
         const float* const x = logits.row(rows[i].row);
         best_.clear();  // a heap whose front is the worst of the best k
         for (int32_t c = 0; c < valid; ++c) {
-            const std::pair<float, int32_t> one{logit_of(rows[i], x[c], first_id + c), c};
-            if (!(one.first > kNothing)) continue;
+            const Candidate one{logit_of(rows[i], x[c], first_id + c), x[c], first_id + c};
+            if (!(one.value > kNothing)) continue;
             if (best_.size() == k) {
                 if (!before(one, best_.front())) continue;
                 std::pop_heap(best_.begin(), best_.end(), before);
@@ -194,10 +163,10 @@ void CpuBackend::sample_candidates(View<float> values, View<float> raw, View<int
         }
         std::sort_heap(best_.begin(), best_.end(), before);
         for (size_t j = 0; j < k; ++j) {
-            const bool there = j < best_.size();
-            values.row(i)[j] = there ? best_[j].first : kNothing;
-            raw.row(i)[j] = there ? x[best_[j].second] : kNothing;
-            ids.row(i)[j] = there ? first_id + best_[j].second : -1;
+            const Candidate one = j < best_.size() ? best_[j] : Candidate{kNothing, kNothing, -1};
+            values.row(i)[j] = one.value;
+            raw.row(i)[j] = one.raw;
+            ids.row(i)[j] = one.id;
         }
     }
 }

@@ -72,7 +72,7 @@ void OpenDraws::draw_once(View<const float> logits) {
             before.add(exchange_.of<ExpSum>(rank, at_.sums)[i]);
         }
         const Row& row = open.row;
-        if (!stays(open.drawn.value, before, row.best, row.total, row.filter)) {
+        if (!stays(open.drawn.value, before, row.best, row.total, filter_of(row.on_host))) {
             open_[left++] = index;
         }
     }

@@ -8,10 +8,10 @@
 
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
+#include "kernels/filter.h"
 #include "runtime/model/shard.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/exchange.h"
-#include "runtime/sampling/filter.h"
 
 #include <cstdint>
 #include <vector>
@@ -25,9 +25,8 @@ class OpenDraws {
 
     struct Row {
         SampleRow on_backend;  // its history in backend memory
-        SampleRow on_host;     // the same in host memory
-        Filter filter{};       // no top-k
-        ExpSum total{};        // of all weights, where the filter needs it
+        SampleRow on_host;     // the same in host memory; no top-k
+        ExpSum total{};        // of all weights, where its filter needs it
         float best = 0.0f;     // the row's largest logit, penalized
     };
 

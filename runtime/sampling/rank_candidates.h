@@ -7,10 +7,10 @@
 
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
+#include "kernels/filter.h"
 #include "runtime/model/shard.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/exchange.h"
-#include "runtime/sampling/filter.h"
 #include "runtime/sampling/rejection.h"
 
 #include <cstdint>

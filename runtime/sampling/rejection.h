@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/exp_sum.h"
-#include "runtime/sampling/filter.h"
+#include "kernels/filter.h"
 
 #include <cstdint>
 #include <span>

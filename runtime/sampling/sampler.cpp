@@ -18,13 +18,6 @@ bool is_plain(const DrawRequest& request) {
     return options.temperature == 0.0 && options.repetition_penalty == 1.0 && options.logprobs < 0;
 }
 
-Filter filter_of(const RecordOptions& options, double inverse_temperature) {
-    return {.inverse_temperature = inverse_temperature,
-            .top_p = options.top_p,
-            .top_k = options.top_k,
-            .min_p = options.min_p};
-}
-
 std::span<const int32_t> ids_of(const Proposal& proposal) {
     return proposal.ids.empty() ? std::span(&proposal.token, 1) : proposal.ids;
 }
@@ -64,7 +57,7 @@ Candidate reject_among(std::span<const Candidate> kept, const DrawRequest& reque
 
 bool draws_on_backend(const RecordOptions& options, int ranks) {
     return options.repetition_penalty == 1.0 && options.logprobs < 0 &&
-           (ranks == 1 || options.temperature == 0.0 || !filter_of(options, 1.0).is_on());
+           (ranks == 1 || !is_filtered(sample_row(options, 0, 0, nullptr)));
 }
 
 SampleRow sample_row(const RecordOptions& options, uint64_t seed, int64_t position,
@@ -171,11 +164,10 @@ Sampler::Places Sampler::list(const DrawRequest& request, int32_t row_index,
     row.row = row_index;
     if (row.penalty != 1.0f) row = rank_candidates_.with_drafts(row, request.drafts);
     const bool drawn = row.inverse_temperature != 0.0;
-    const Filter filter = filter_of(options, row.inverse_temperature);
     Places places;
-    if (drawn && filter.is_on()) {
+    if (is_filtered(row)) {
         places.filtered = rank_candidates_.add_filtered(row);
-        if (filter.needs_total()) places.sum = rank_candidates_.add_sum(row);
+        if (filter_of(row).needs_total()) places.sum = rank_candidates_.add_sum(row);
     } else if (drawn && request.proposal != nullptr) {
         const std::span<const int32_t> ids = ids_of(*request.proposal);
         places.sum = rank_candidates_.add_sum(row);
@@ -212,7 +204,7 @@ Candidate Sampler::choose_filtered(Places& places, int32_t row, View<const float
     SampleRow on_host =
         sample_row(*request.options, request.seed, request.position, history.on_host(request.slot));
     const double inverse = on_host.inverse_temperature;
-    const Filter filter = filter_of(*request.options, inverse);
+    const Filter filter = filter_of(on_host);
     const ExpSum total = places.sum < 0 ? ExpSum{} : rank_candidates_.sum(places.sum);
     const bool complete = rank_candidates_.candidates(places.filtered, candidates_);
     if (candidates_.empty()) return {};
@@ -225,7 +217,6 @@ Candidate Sampler::choose_filtered(Places& places, int32_t row, View<const float
             places.open =
                 open_draws_.add({.on_backend = rank_candidates_.filtered_row(places.filtered),
                                  .on_host = on_host,
-                                 .filter = filter,
                                  .total = total,
                                  .best = candidates_[0].value});
             return {};

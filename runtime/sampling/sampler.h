@@ -7,10 +7,10 @@
 
 #include "io/records.h"
 #include "kernels/backend.h"
+#include "kernels/filter.h"
 #include "runtime/model/shard.h"
 #include "runtime/ranks/comm.h"
 #include "runtime/ranks/exchange.h"
-#include "runtime/sampling/filter.h"
 #include "runtime/sampling/open_draws.h"
 #include "runtime/sampling/rank_candidates.h"
 #include "runtime/sampling/rejection.h"

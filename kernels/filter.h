@@ -6,6 +6,7 @@
 
 #include "kernels/exp_sum.h"
 #include "kernels/philox.h"
+#include "kernels/sample_row.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +29,10 @@ struct Filter {
     int64_t top_k = 0;   // 0: off
     double min_p = 0.0;  // 0: off
 
-    bool is_on() const { return top_p < 1.0 || top_k > 0 || min_p > 0.0; }
     bool needs_total() const { return top_p < 1.0 && top_k == 0; }
 };
+
+Filter filter_of(const SampleRow& row);
 
 // How many of `best` stay, at least 1. best: the first ids of the row in the order of before(), not
 // empty; complete: there are no others. total: sum of all weights of the row, where needs_total().

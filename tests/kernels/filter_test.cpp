@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // top-k, top-p and min-p against a plain reference over the whole vocabulary, from any number of
 // known candidates.
-#include "runtime/sampling/filter.h"
+#include "kernels/filter.h"
 
 #include "kernels/noise.h"
 #include "tests/support/op_case.h"

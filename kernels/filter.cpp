@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/sampling/filter.h"
+#include "kernels/filter.h"
 
 #include "kernels/error.h"
 #include "kernels/noise.h"
@@ -52,6 +52,13 @@ class Cuts {
 
 bool before(const Candidate& a, const Candidate& b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
+
+Filter filter_of(const SampleRow& row) {
+    return {.inverse_temperature = row.inverse_temperature,
+            .top_p = row.top_p,
+            .top_k = row.top_k,
+            .min_p = row.min_p};
 }
 
 std::optional<size_t> count_kept(std::span<const Candidate> best, bool complete,
