@@ -141,12 +141,12 @@ MemoryPlan plan_memory(const ModelConfig& config, const Checkpoint& checkpoint,
                              prefill_floor(std::max(run.limits.max_rows, kPrefillGrid))),
                          .k = k,
                          .known_tokens = config.vocab_size,
-                         .steps = run.recorded ? StepWay::recorded : StepWay::in_parts});
+                         .steps = run.recorded() ? StepWay::recorded : StepWay::in_parts});
     MemoryPlan plan{.limits = run.limits, .held = backend.held()};
     ScratchShape shape = scratch_shape(config, target.plan(), drafter, run);
     shape.native_experts = has_native_experts(config, checkpoint);
     plan.scratch = scratch_bound(run.backend, shape);
-    if (run.recorded && backend.records()) {
+    if (run.recorded()) {
         plan.graphs = buckets(run.limits.slots) * config.num_layers * kGraphBytes;
     }
     if (run.nccl) plan.nccl = kNcclBytes;

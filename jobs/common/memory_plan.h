@@ -24,11 +24,14 @@ struct RunPlan {
     int ranks = 1;                // that share the model
     int rank = 0;
     ModelLimits limits{};
-    bool recorded = false;  // decode steps as CUDA graphs
+    bool eager = false;  // no CUDA graphs were asked for
     bool nccl = false;
     bool filtered = false;        // draws with top-p, top-k, min-p or log-probabilities
     bool unified = false;         // the device's memory is the host's
     std::vector<int64_t> taps{};  // without a drafter
+
+    // Decode steps are CUDA graphs.
+    bool recorded() const { return backend == "cuda" && !eager && (ranks == 1 || nccl); }
 };
 
 struct MemoryPlan {

@@ -125,11 +125,10 @@ void ModelSession::verify_weights() {
 
 MemoryPlan ModelSession::make_plan(const ModelLimits& limits, const std::vector<int64_t>& taps) {
     const Backend& device = backend();
-    const bool cuda = device.name() == "cuda";
     RunPlan run{.backend = device.name(), .ranks = group().size(), .rank = group().rank()};
     run.limits = limits;
     run.nccl = model_comm().name() == "nccl";
-    run.recorded = cuda && !options_.eager && (run.ranks == 1 || run.nccl);
+    run.eager = options_.eager;
     run.filtered = filtered_;
     run.unified = device.shares_host_memory();
     run.taps = taps;

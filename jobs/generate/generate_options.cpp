@@ -127,6 +127,11 @@ void add_flags(CLI::App& app, GenerateOptions& options) {
     add_running(app, options);
 }
 
+int64_t most_slots(const GenerateOptions& options, int64_t records) {
+    const int64_t most = options.max_seqs > 0 ? options.max_seqs : kMostSlots;
+    return records > 0 ? std::min(most, records) : most;
+}
+
 bool draws_filtered(const GenerateOptions& options) {
     const RecordOptions& record = options.record;
     return record.top_p < 1 || record.top_k > 0 || record.min_p > 0 || record.logprobs >= 0;

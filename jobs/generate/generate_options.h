@@ -46,6 +46,8 @@ void add_flags(CLI::App& app, GenerateOptions& options);
 void finish(GenerateOptions& options, const Invocation& invocation);
 // The same without what only a run needs: prompts and an output.
 void finish_planned(GenerateOptions& options, const Invocation& invocation);
+// Records at once, at most; `records` 0: how many there are is not known.
+int64_t most_slots(const GenerateOptions& options, int64_t records);
 // True: draws need more of a row than its best token.
 bool draws_filtered(const GenerateOptions& options);
 

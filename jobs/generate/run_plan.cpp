@@ -13,8 +13,7 @@ ModelLimits choose_limits(ModelSession& session, const GenerateOptions& options,
     const auto limits = [&](int64_t slots) {
         return model_limits(slots, shape.capacity, options.max_batched_tokens, k);
     };
-    const int64_t most = options.max_seqs > 0 ? options.max_seqs : kMostSlots;
-    const int64_t slots = std::clamp<int64_t>(shape.records, 1, most);
+    const int64_t slots = most_slots(options, std::max<int64_t>(shape.records, 1));
     return limits(options.max_seqs > 0 ? slots : session.fitting_slots(slots, limits));
 }
 

@@ -117,7 +117,7 @@ int run_plan(const PlanOptions& options) {
                            static_cast<int>(options.ranks), 0);
     const Records records = read_records(generate, models.config());
     RunPlan run{.backend = backend_of(generate.backend), .ranks = static_cast<int>(options.ranks)};
-    run.recorded = run.backend == "cuda" && !generate.eager;
+    run.eager = generate.eager;
     run.nccl = run.backend == "cuda" && run.ranks > 1 && generate.comm != "mpi";
     run.filtered = draws_filtered(generate);
     const auto plan = [&](int64_t slots, int64_t capacity) {
@@ -125,8 +125,7 @@ int run_plan(const PlanOptions& options) {
         return models.plan(run);
     };
     const int64_t available = free_bytes(options, run.backend);
-    const int64_t most = std::min(generate.max_seqs > 0 ? generate.max_seqs : kMostSlots,
-                                  records.count > 0 ? records.count : kMostSlots);
+    const int64_t most = most_slots(generate, records.count);
     int64_t slots = most;
     if (generate.max_seqs == 0) {
         slots = std::max<int64_t>(
