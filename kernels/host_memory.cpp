@@ -54,9 +54,4 @@ int64_t available_host_memory() {
     return available;
 }
 
-int64_t resident_memory() {
-    const int64_t kilobytes = field_of("/proc/self/status", "VmRSS:");
-    return kilobytes < 0 ? -1 : kilobytes * 1024;
-}
-
 }  // namespace quadrille

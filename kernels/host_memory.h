@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of this machine and this process, as Linux tells it. -1: it does not.
+// Memory of this machine, as Linux tells it. -1: it does not.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,5 @@ namespace quadrille {
 // Bytes that processes may still take without anything being swapped: MemAvailable, or less where a
 // control group limits this process.
 int64_t available_host_memory();
-// Bytes of this process that are resident now.
-int64_t resident_memory();
 
 }  // namespace quadrille

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of tools/report.py: what is plotted as data, drawn as SVG for a page without network, or as a PNG
-by matplotlib where that is installed.
+"""Plots of tools/report.py and tools/train_plot.py: what is plotted as data, drawn as SVG for a page without
+network, or as a PNG by matplotlib where that is installed.
 
 A picture is 720 x 400 points. An SVG consists of line, polyline, rect, circle and text alone.
 """
@@ -19,6 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 32, 48
 LEGEND_LINE = 16
 MOST_LABELS = 10  # series that the legend names
 LONGEST_LABEL = 96  # letters
+MOST_PLACES = 12  # of points that the x axis names one by one
 # Okabe and Ito's colours, told apart by most people.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f00", "#000000"]
 
@@ -83,7 +84,8 @@ class Picture:
         for tick in self.ticks:
             self.add("line", x1=LEFT, x2=WIDTH - RIGHT, y1=self.y(tick), y2=self.y(tick), stroke="#dddddd")
             self.text(LEFT - 6, self.y(tick) + 4, f"{tick:g}", "end")
-        names = dict(enumerate(self.plot.names)) if self.plot.kind == "bars" else {x: f"{x:g}" for x in self.xs}
+        places = self.xs if len(self.xs) <= MOST_PLACES else [x for x in ticks(self.xs[-1]) if x <= self.xs[-1]]
+        names = dict(enumerate(self.plot.names)) if self.plot.kind == "bars" else {x: f"{x:g}" for x in places}
         room = (WIDTH - LEFT - RIGHT) / max(1, len(names)) / 6.2  # letters that find room below a place
         for x, name in names.items():
             self.text(self.x(x), self.bottom + 16, name if len(name) <= room else name[:max(1, int(room) - 1)] + "…")
@@ -137,6 +139,17 @@ class Picture:
 
 def svg(plot):
     return Picture(plot).svg()
+
+
+def column(plots):
+    """One SVG of several plots, each below the one before."""
+    pictures = [Picture(plot) for plot in plots]
+    height, parts = 0, []
+    for picture in pictures:
+        parts.append(picture.svg().replace("<svg ", f'<svg y="{height}" ', 1))
+        height += picture.height
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+            f'height="{height}">\n' + "".join(parts) + "</svg>\n")
 
 
 def png(plot, path):

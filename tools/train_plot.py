@@ -6,15 +6,15 @@ length over the steps, losses of training steps as means of equal shares of the 
   tools/train_plot.py DIR/train.tsv [--plot OUT.svg] [--points N]
 """
 import argparse
-import html
 import os
 import sys
+
+import report_plot
+from report_plot import Plot, Series
 
 COLUMNS = ["step", "what", "rate", "loss", "block_ce", "kl", "selector", "anchor", "hidden", "norm", "accept_length",
            "accept_length_head", "teacher_forced"]
 SHOWN = ["step", "loss", "block_ce", "kl", "selector", "anchor", "hidden", "accept_length", "teacher_forced"]
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 260, 56, 16, 28, 32
-COLOURS = {"train": "#0072b2", "validation": "#d55e00"}
 
 
 def read(path):
@@ -49,35 +49,13 @@ def table(rows):
     return ["  ".join(cell.rjust(w) for cell, w in zip(line, width)) for line in cells]
 
 
-def chart(title, lines, top, last):
-    """SVG elements of one chart: lines {name: [(step, value)]}, whose origin is (0, 0) and 0 at the left."""
-    most = max((y for points in lines.values() for _, y in points), default=0) * 1.05 or 1
-    place = lambda x, y: (round(LEFT + x / max(last, 1) * (WIDTH - LEFT - RIGHT), 1),
-                          round(top + HEIGHT - BOTTOM - y / most * (HEIGHT - TOP - BOTTOM), 1))
-    out = [f'<text x="{WIDTH / 2}" y="{top + 16}" text-anchor="middle" font-weight="bold">{html.escape(title)}</text>']
-    for i in range(5):
-        y = place(0, most * i / 4)[1]
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
-        out.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{most * i / 4:.3g}</text>')
-        x = place(last * i / 4, 0)[0]
-        out.append(f'<text x="{x}" y="{top + HEIGHT - BOTTOM + 18}" text-anchor="middle">{last * i / 4:g}</text>')
-    for n, (name, points) in enumerate(lines.items()):
-        places = " ".join(f"{x},{y}" for x, y in (place(*p) for p in points))
-        out.append(f'<polyline points="{places}" fill="none" stroke="{COLOURS[name]}" stroke-width="2"/>')
-        out.append(f'<text x="{WIDTH - RIGHT - 90 * (2 - n)}" y="{top + 16}" fill="{COLOURS[name]}">{name}</text>')
-    return out
-
-
 def svg(rows, points):
-    last = max(row["step"] for of in rows.values() for row in of)
-    out = []
-    for n, (column, title) in enumerate((("loss", "loss over steps"), ("accept_length", "accept length over steps"))):
-        lines = {"train": means(rows["train"], column, points)} if rows["train"] else {}
-        lines["validation"] = [(row["step"], row[column]) for row in rows["validation"]]
-        out += chart(title, lines, n * HEIGHT, last)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}" width="{WIDTH}" '
-            f'height="{2 * HEIGHT}" font-family="sans-serif" font-size="11">\n<rect width="{WIDTH}" '
-            f'height="{2 * HEIGHT}" fill="#ffffff"/>\n' + "\n".join(out) + "\n</svg>\n")
+    plots = []
+    for column, title in (("loss", "loss over steps"), ("accept_length", "accept length over steps")):
+        series = [Series("train", means(rows["train"], column, points))] if rows["train"] else []
+        series.append(Series("validation", [(row["step"], row[column]) for row in rows["validation"]]))
+        plots.append(Plot(column, title, "step", column.replace("_", " "), series))
+    return report_plot.column(plots)
 
 
 def main():

@@ -5,6 +5,7 @@
 
 #include "jobs/common/model_session.h"
 #include "kernels/buffer.h"
+#include "runtime/sampling/best_over_ranks.h"
 
 #include <cstdint>
 #include <vector>
@@ -22,9 +23,8 @@ class NextToken {
                   const uint8_t* mask);
 
   private:
-    std::vector<int32_t> most_likely(int64_t rows);
-
     ModelSession& session_;
+    BestOverRanks best_;
     Array<float> rows_, logits_, values_;
     Array<int32_t> ids_;
 };

@@ -61,7 +61,6 @@ class CudaSample : public testing::Test {
     template <class Run>
     void compare(std::vector<SampleRow> rows, const std::vector<float>& logits, int64_t columns,
                  Run run) {
-        std::vector<int32_t> seen_bits;
         decltype(run(*cpu_, SampleInput{})) results[2];
         for (Backend* backend : {cpu_.get(), gpu_.get()}) {
             const OnDevice<float> x(*backend, std::ssize(logits) / columns, columns, logits, 5);
